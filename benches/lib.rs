@@ -1,0 +1,1 @@
+//! Members of this package are its benches; the library target is empty.

@@ -1,0 +1,1 @@
+//! CPU sets, verified binding and the census of bindable CPUs.

@@ -1,0 +1,186 @@
+//! Labelled matrices: sizes × rows × columns, with a status and a spread beside every rate.
+//!
+//! | sweep | rows | columns | rate in a cell |
+//! |---|---|---|---|
+//! | H2D | CPU | device | bytes ÷ time of one copy, decimal GB/s |
+//! | core pair | rank-0 CPU | rank-1 CPU | bytes per rank ÷ time (`per_rank_gbps`), decimal GB/s |
+
+use cluster_health_core::ByteSize;
+use ndarray::{Array3, ArrayView2, ArrayView3, Axis as Dimension};
+
+use crate::samples::Sweep;
+
+/// How a cell came out over all its visits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum CellStatus {
+    /// No visit (yet); its rate is NaN.
+    #[default]
+    NotVisited,
+    /// At least one block measured it; its rate is a number.
+    Measured,
+    /// Every visit was skipped; its rate is NaN.
+    Skipped,
+    /// Visits failed and none was measured; its rate is NaN.
+    Failed,
+    /// Only implausible rates were seen; its rate is NaN.
+    Implausible,
+}
+
+/// One labelled axis of a matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Axis {
+    /// What the ids are: `cpu`, `device`, `rank-0 cpu`, `rank-1 cpu`.
+    pub name: &'static str,
+    /// The ids, in the order of the axis.
+    pub ids: Vec<u32>,
+    /// The NUMA node of each id, where it is known; as long as `ids`.
+    pub nodes: Vec<Option<u32>>,
+}
+
+impl Axis {
+    /// An axis with its labels; nodes beyond `ids` are dropped, missing ones are unknown.
+    #[must_use]
+    pub fn new(name: &'static str, ids: Vec<u32>, mut nodes: Vec<Option<u32>>) -> Self {
+        nodes.resize(ids.len(), None);
+        Self { name, ids, nodes }
+    }
+
+    /// Number of labels.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// True without labels.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+}
+
+/// The measured rates of one sweep under one load: sizes × rows × columns.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Matrix {
+    /// What was measured.
+    pub sweep: Sweep,
+    /// Name of the load profile.
+    pub load: String,
+    /// True when the host memory was ordinary, not page-locked.
+    pub pageable: bool,
+    /// Bytes per copy (per rank for pairs), ascending.
+    pub sizes: Vec<ByteSize>,
+    /// Row labels.
+    pub rows: Axis,
+    /// Column labels.
+    pub columns: Axis,
+    /// Decimal GB/s; NaN = not measured.
+    pub gbps: Array3<f64>,
+    /// Spread between blocks: median absolute deviation of the per-block medians ÷ their median,
+    /// corrected for their number; NaN with fewer than two blocks.
+    pub spread: Array3<f64>,
+    /// How each cell came out.
+    pub status: Array3<CellStatus>,
+}
+
+impl Matrix {
+    /// An empty matrix: every cell NaN and not visited.
+    #[must_use]
+    pub fn new(sweep: Sweep, load: &str, sizes: Vec<ByteSize>, rows: Axis, columns: Axis) -> Self {
+        let shape = (sizes.len(), rows.len(), columns.len());
+        Self {
+            sweep,
+            load: load.to_owned(),
+            pageable: false,
+            sizes,
+            rows,
+            columns,
+            gbps: Array3::from_elem(shape, f64::NAN),
+            spread: Array3::from_elem(shape, f64::NAN),
+            status: Array3::from_elem(shape, CellStatus::NotVisited),
+        }
+    }
+
+    /// Rates, sizes × rows × columns, decimal GB/s, NaN = not measured.
+    #[must_use]
+    pub fn gbps(&self) -> ArrayView3<'_, f64> {
+        self.gbps.view()
+    }
+
+    /// The matrix of one size by its position in [`sizes`](Self::sizes).
+    ///
+    /// # Panics
+    /// When `index` is not below the number of sizes.
+    #[must_use]
+    pub fn slice(&self, index: usize) -> Slice<'_> {
+        Slice {
+            sweep: self.sweep,
+            load: &self.load,
+            pageable: self.pageable,
+            bytes: self.sizes[index],
+            rows: &self.rows,
+            columns: &self.columns,
+            gbps: self.gbps.index_axis(Dimension(0), index),
+            spread: self.spread.index_axis(Dimension(0), index),
+            status: self.status.index_axis(Dimension(0), index),
+        }
+    }
+
+    /// The matrices of all sizes.
+    pub fn slices(&self) -> impl Iterator<Item = Slice<'_>> {
+        (0..self.sizes.len()).map(|index| self.slice(index))
+    }
+}
+
+/// A view of one size: rows × columns.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Slice<'a> {
+    /// What was measured.
+    pub sweep: Sweep,
+    /// Name of the load profile.
+    pub load: &'a str,
+    /// True when the host memory was ordinary, not page-locked.
+    pub pageable: bool,
+    /// Bytes per copy (per rank for pairs).
+    pub bytes: ByteSize,
+    /// Row labels.
+    pub rows: &'a Axis,
+    /// Column labels.
+    pub columns: &'a Axis,
+    /// Decimal GB/s; NaN = not measured.
+    pub gbps: ArrayView2<'a, f64>,
+    /// Spread between blocks, see [`Matrix::spread`].
+    pub spread: ArrayView2<'a, f64>,
+    /// How each cell came out.
+    pub status: ArrayView2<'a, CellStatus>,
+}
+
+impl Slice<'_> {
+    /// File name without extension: `h2d-16MiB`, `core-pair-8MiB`, `h2d-16MiB-d2h`,
+    /// `h2d-16MiB-cpu2`, `h2d-16MiB-pageable`.
+    #[must_use]
+    pub fn stem(&self) -> String {
+        let mut stem = match self.sweep {
+            Sweep::CorePair => format!("core-pair-{}", self.bytes),
+            Sweep::H2d => format!("h2d-{}", self.bytes),
+            other => format!("h2d-{}-{other}", self.bytes),
+        };
+        if self.load != "idle" {
+            stem.push('-');
+            stem.extend(self.load.chars().filter(char::is_ascii_alphanumeric));
+        }
+        if self.pageable {
+            stem.push_str("-pageable");
+        }
+        stem
+    }
+
+    /// Measured rates in row-major order.
+    pub fn measured(&self) -> impl Iterator<Item = f64> + '_ {
+        self.gbps.iter().copied().filter(|rate| rate.is_finite())
+    }
+}

@@ -1,0 +1,1 @@
+//! Members of this package are its examples; the library target is empty.
