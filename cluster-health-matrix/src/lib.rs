@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod matrix;
+pub mod output;
 pub mod samples;
 pub mod stats;

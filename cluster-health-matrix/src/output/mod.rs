@@ -1,0 +1,4 @@
+//! Showing results: one module per file format.
+
+#[cfg(feature = "png")]
+pub mod png;
