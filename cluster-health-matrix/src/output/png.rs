@@ -212,7 +212,7 @@ impl Canvas {
         }
         // Latin-1 has no signs for "at most" and "at least": underline the angle.
         for (index, _) in text.chars().enumerate().filter(|(_, c)| matches!(c, '≤' | '≥')) {
-            self.fill(x + index * GLYPH, y + LINE - 3, (GLYPH - 1, 1), |_, _| ink);
+            self.fill(x + index * GLYPH, y + LINE - 2, (GLYPH - 1, 1), |_, _| ink);
         }
     }
 
@@ -256,7 +256,7 @@ const TITLE_GLYPH: usize = 8;
 /// Empty border of a picture.
 const MARGIN: usize = 12;
 /// Least width of a picture: room for the title and the colour bar of tiny matrices.
-const LEAST_WIDTH: usize = 480;
+const LEAST_WIDTH: usize = 640;
 
 fn text_width(text: &str) -> usize {
     text.chars().count() * GLYPH
@@ -551,11 +551,11 @@ fn subtitle(slice: &Slice<'_>, rows: &Track, columns: &Track) -> String {
 fn summary(slice: &Slice<'_>, sorted: &[f64]) -> String {
     let missing = slice.gbps.len() - sorted.len();
     if sorted.is_empty() {
-        return format!("0 cells measured, {missing} not measured");
+        return format!("0 measured, {missing} not measured");
     }
     let at = |q: f64| number(quantile_sorted(sorted, q));
     format!(
-        "{} cells measured, {missing} not measured · min {} · p10 {} · median {} · p90 {} · max {} \
+        "{} measured, {missing} not measured · min {} · p10 {} · median {} · p90 {} · max {} \
          GB/s",
         sorted.len(),
         at(0.0),
@@ -587,7 +587,11 @@ impl Picture {
         let mut sorted: Vec<f64> = slice.measured().collect();
         sorted.sort_unstable_by(f64::total_cmp);
         let scale = Scale::new(&sorted);
-        let (rows, columns) = (Track::new(slice.rows), Track::new(slice.columns));
+        let track = |axis: &Axis| {
+            let nothing = Axis::new(axis.name, Vec::new(), Vec::new());
+            Track::new(if slice.gbps.is_empty() { &nothing } else { axis })
+        };
+        let (rows, columns) = (track(slice.rows), track(slice.columns));
         let (row_name, column_name) = (shown(slice.rows), shown(slice.columns));
 
         let widest = |axis: &Axis| axis.ids.iter().max().map_or(0, |id| id.to_string().len());
@@ -665,20 +669,22 @@ impl Picture {
         let Self { canvas, origin: (left, top), rows, columns, .. } = self;
         let (left, top) = (*left, *top);
         let (right, bottom) = (left + columns.length, top + rows.length);
-        let name_x = (left - TICK - 4).saturating_sub(text_width(row_name));
-        canvas.text(name_x, top - LEADING - TICK, row_name, &FONT_6X13, BLACK);
-        let name_y = bottom + TICK + 2 + LEADING;
-        canvas.centered(left + columns.length / 2, name_y, column_name, BLACK);
         if slice.gbps.is_empty() {
             let text = format!(
                 "no cells: {} {row_name} × {} {column_name}",
                 slice.rows.len(),
                 slice.columns.len()
             );
-            canvas.text(left + 4, top, &text, &FONT_6X13, BLACK);
+            canvas.text(MARGIN, top, &text, &FONT_6X13, BLACK);
             return;
         }
+        let name_x = (left - TICK - 4).saturating_sub(text_width(row_name));
+        canvas.text(name_x, top - LEADING - TICK, row_name, &FONT_6X13, BLACK);
+        let name_y = bottom + TICK + 2 + LEADING;
+        canvas.centered(left + columns.length / 2, name_y, column_name, BLACK);
         canvas.fill(left - 1, top - 1, (columns.length + 2, rows.length + 2), |_, _| BLACK);
+        // The cells leave the lines between nodes free; black there would look like slow cells.
+        canvas.fill(left, top, (columns.length, rows.length), |_, _| WHITE);
 
         for (center, id) in rows.ticks(&slice.rows.ids, LINE + 1) {
             let (y, text) = (top + center, id.to_string());
@@ -1032,7 +1038,8 @@ mod tests {
             assert_eq!(picture.rows.starts[last] + picture.rows.cell, *border);
             assert_eq!(picture.rows.starts[last + 1], border + 1);
             assert!(
-                (left..left + picture.columns.length).all(|x| image.at(x, top + border) == [0; 3])
+                (left..left + picture.columns.length)
+                    .all(|x| image.at(x, top + border) == [255; 3])
             );
         }
         let nodes: Vec<_> = picture.rows.nodes.iter().map(|(_, node)| node.unwrap()).collect();
@@ -1070,29 +1077,29 @@ mod tests {
     #[test]
     fn slow_cells_survive_down_sampling() {
         let rate = |row: usize, column: usize| match (row, column) {
-            (1000, _) | (_, 1701) | (2345, 77) => 20.0,
+            (1000, _) | (_, 1601) | (1345, 77) => 20.0,
             _ => healthy(row, column),
         };
-        let mut matrix = matrix(3300, 1800, None, rate);
-        matrix.gbps[[0, 3299, 1799]] = f64::NAN;
-        matrix.status[[0, 3299, 1799]] = CellStatus::Failed;
-        matrix.gbps[[0, 3000, 3]] = f64::NAN;
-        matrix.status[[0, 3000, 3]] = CellStatus::NotVisited;
+        let mut matrix = matrix(1700, 1650, None, rate);
+        matrix.gbps[[0, 1699, 1649]] = f64::NAN;
+        matrix.status[[0, 1699, 1649]] = CellStatus::Failed;
+        matrix.gbps[[0, 1500, 3]] = f64::NAN;
+        matrix.status[[0, 1500, 3]] = CellStatus::NotVisited;
         let (image, picture) = drawn(&matrix);
-        assert_eq!((picture.rows.group, picture.columns.group), (3, 2));
+        assert_eq!((picture.rows.group, picture.columns.group), (2, 2));
         assert!(image.width <= 1800 && image.height <= 1800);
         let pixel = |row: usize, column: usize| {
-            let (x, y) = picture.corner(row / 3, column / 2);
+            let (x, y) = picture.corner(row / 2, column / 2);
             image.at(x, y)
         };
         let slowest = [36, 1, 104];
-        assert!((0..1800).all(|column| pixel(1000, column) == slowest));
-        assert!((0..3299).all(|row| pixel(row, 1701) == slowest));
-        assert_eq!(pixel(2345, 77), slowest);
-        assert_eq!(pixel(3299, 1799), EXTRA[5]);
+        assert!((0..1650).all(|column| pixel(1000, column) == slowest));
+        assert!((0..1699).all(|row| pixel(row, 1601) == slowest));
+        assert_eq!(pixel(1345, 77), slowest);
+        assert_eq!(pixel(1699, 1649), EXTRA[5]);
         // A neighbour's rate stands for a cell that was not visited.
-        assert_ne!(pixel(3000, 3), EXTRA[2]);
-        let others = (0..3300).step_by(3).filter(|row| *row != 999 && *row != 2343);
+        assert_ne!(pixel(1500, 3), EXTRA[2]);
+        let others = (0..1700).step_by(2).filter(|row| *row != 1000 && *row != 1344);
         let slow = others.filter(|&row| pixel(row, 77) == slowest).count();
         assert_eq!(slow, 0);
     }
@@ -1157,7 +1164,7 @@ mod tests {
         let sorted: Vec<f64> = (1..=11).map(f64::from).collect();
         assert_eq!(
             summary(&matrix.slice(0), &sorted),
-            "11 cells measured, 1 not measured · min 1.000 · p10 2.000 · median 6.000 · p90 10.00 \
+            "11 measured, 1 not measured · min 1.000 · p10 2.000 · median 6.000 · p90 10.00 \
              · max 11.00 GB/s"
         );
     }
