@@ -1098,7 +1098,7 @@ mod tests {
         assert_eq!(pixel(1345, 77), slowest);
         assert_eq!(pixel(1699, 1649), EXTRA[5]);
         // A neighbour's rate stands for a cell that was not visited.
-        assert_ne!(pixel(1500, 3), EXTRA[2]);
+        assert!(![EXTRA[2], EXTRA[3]].contains(&pixel(1500, 3)));
         let others = (0..1700).step_by(2).filter(|row| *row != 1000 && *row != 1344);
         let slow = others.filter(|&row| pixel(row, 77) == slowest).count();
         assert_eq!(slow, 0);
