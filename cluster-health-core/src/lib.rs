@@ -1,12 +1,41 @@
 //! Safe types for what lies between a CPU core and an accelerator: CPUs and their binding,
-//! devices, streams, buffers and transfers, on real hardware or on a synthetic machine.
+//! devices, streams, buffers and copies, on real hardware or on a synthetic machine.
+//!
+//! | here | Ascend ACL | CUDA | host backend |
+//! |---|---|---|---|
+//! | [`Machine`] | process, `aclInit` | driver | this machine |
+//! | [`Device`] | device id, context | device, context | memory of one NUMA node |
+//! | [`Stream`] | `aclrtStream` | `cudaStream_t` | the calling thread |
+//! | [`Event`] | `aclrtEvent` | `cudaEvent_t` | a time stamp |
+//! | [`HostBuffer`] | `aclrtMallocHost`, `aclrtHostRegister` | `cudaHostAlloc`, `cudaHostRegister` | `mmap` + `mlock` |
+//! | [`DeviceBuffer`] | `aclrtMalloc` | `cudaMalloc` | sealed memfd bound to the node |
+//! | [`Transfer`] | `aclrtMemcpyAsync` | `cudaMemcpyAsync` | `memcpy` by the bound CPU |
+//!
+//! The Ascend and CUDA columns name what the types stand for; this version has the host and the
+//! synthetic backend. [`Machine`] has an example that runs on any Linux machine.
+//!
+//! What it measures is what its callers time; it does not judge, print, install signal handlers or
+//! exit.
 
 pub mod affinity;
+pub mod backend;
+pub mod buffer;
+pub mod device;
 pub mod error;
 pub mod id;
+pub mod machine;
+pub mod stream;
 pub mod topology;
+pub mod transfer;
 pub mod units;
 
+pub use backend::synthetic::{PointContext, Scenario};
+pub use backend::{BackendKind, Direction};
+pub use buffer::{DeviceBuffer, HostBuffer, HostMemory, Pinned, TagPattern};
+pub use device::{Device, DeviceInfo};
 pub use error::{Error, Result};
 pub use id::{CpuId, DeviceId, NodeId};
-pub use units::{Bandwidth, ByteSize};
+pub use machine::{Binding, Machine};
+pub use stream::{Event, Stream};
+pub use transfer::Transfer;
+pub use units::{Bandwidth, ByteSize, parse_duration};

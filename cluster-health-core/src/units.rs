@@ -66,9 +66,9 @@ impl fmt::Display for ByteSize {
         let n = self.0;
         match n {
             0 => f.write_str("0B"),
-            _ if n % GIB == 0 => write!(f, "{}GiB", n / GIB),
-            _ if n % MIB == 0 => write!(f, "{}MiB", n / MIB),
-            _ if n % KIB == 0 => write!(f, "{}KiB", n / KIB),
+            _ if n.is_multiple_of(GIB) => write!(f, "{}GiB", n / GIB),
+            _ if n.is_multiple_of(MIB) => write!(f, "{}MiB", n / MIB),
+            _ if n.is_multiple_of(KIB) => write!(f, "{}KiB", n / KIB),
             _ => write!(f, "{n}B"),
         }
     }

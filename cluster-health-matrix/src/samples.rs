@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub use cluster_health_core::Pinned;
 use cluster_health_core::{ByteSize, CpuId, DeviceId};
 use serde::{Deserialize, Serialize};
 
@@ -98,27 +99,6 @@ pub enum DataCheck {
     Mismatch,
     /// Not compared.
     Off,
-}
-
-/// How the host memory of a point is held in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Pinned {
-    /// Allocated page-locked by the driver.
-    Pinned,
-    /// Own pages, page-locked afterwards.
-    Registered,
-    /// Ordinary memory.
-    Pageable,
-}
-
-impl Pinned {
-    /// Page-locked and pageable results are never merged.
-    #[must_use]
-    pub const fn is_pageable(self) -> bool {
-        matches!(self, Self::Pageable)
-    }
 }
 
 /// CPUs seen running the measuring thread.

@@ -1,4 +1,9 @@
 //! Showing results: one module per file format.
 
+pub mod csv;
+pub mod markdown;
+pub mod npy;
 #[cfg(feature = "png")]
 pub mod png;
+#[cfg(feature = "xlsx")]
+pub mod xlsx;

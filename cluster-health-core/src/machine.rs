@@ -1,0 +1,279 @@
+//! What a sweep runs on: CPUs, devices and a clock.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use once_cell::sync::OnceCell;
+
+use crate::affinity::{BindScope, Census, PinGuard, current_cpu};
+use crate::backend::host::{HostDriver, monotonic_ns, no_ascend};
+use crate::backend::synthetic::{PointContext, Scenario, SyntheticDriver, census_of, topology_of};
+use crate::backend::{BackendKind, Driver};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::id::{CpuId, DeviceId, NodeId};
+use crate::topology::Topology;
+
+/// A machine: CPUs that threads can be bound to, devices that memory can be copied to, and the
+/// clock that both are timed with. Cheap to clone.
+///
+/// ```
+/// use cluster_health_core::{ByteSize, DeviceBuffer, HostBuffer, HostMemory, Machine, Stream};
+/// use cluster_health_core::{TagPattern, Transfer};
+/// use std::time::Duration;
+///
+/// # fn main() -> cluster_health_core::Result<()> {
+/// let machine = Machine::host()?;
+/// let cpu = machine.census()?.bindable()[0];
+/// let device = machine.devices().remove(0);
+///
+/// let _binding = machine.bind(cpu)?;
+/// let size = ByteSize::mib(1);
+/// let mut source = HostBuffer::new(&machine, size, HostMemory::PageLocked)?;
+/// let mut target = DeviceBuffer::new(&device, size)?;
+/// let stream = Stream::new(&device)?;
+///
+/// let tags = TagPattern::sparse(1, size);
+/// source.write_tags(&tags)?;
+/// let mut copy =
+///     Transfer::to_device(&stream, &source, &mut target, size, Duration::from_secs(30))?;
+/// let start = machine.now_ns();
+/// copy.issue()?;
+/// copy.wait()?;
+/// let nanoseconds = machine.now_ns() - start;
+/// drop(copy);
+/// assert!(target.check_tags(&tags)?);
+/// # let _ = nanoseconds;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Machine(Arc<Inner>);
+
+struct Inner {
+    driver: Arc<dyn Driver>,
+    cpus: Cpus,
+    topology: Topology,
+    census: OnceCell<Census>,
+}
+
+enum Cpus {
+    System,
+    Synthetic(Arc<SyntheticDriver>),
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("backend", &self.backend())
+            .field("devices", &self.0.driver.devices())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    /// The best backend of this machine: Ascend if its library loads and reports devices, else
+    /// host memory. This version has no Ascend backend yet, so it is the host.
+    ///
+    /// # Errors
+    /// When this machine's CPUs and memory nodes cannot be read.
+    pub fn detect() -> Result<Self> {
+        Self::host()
+    }
+
+    /// This machine's CPUs and its memory: one device per NUMA node with memory.
+    ///
+    /// # Errors
+    /// When CPUs and memory nodes cannot be read.
+    pub fn host() -> Result<Self> {
+        let topology = Topology::system()?;
+        let driver = Arc::new(HostDriver::new(&topology));
+        Ok(Self(Arc::new(Inner { driver, cpus: Cpus::System, topology, census: OnceCell::new() })))
+    }
+
+    /// This machine's Ascend NPUs.
+    ///
+    /// # Errors
+    /// Always in this version, which has no Ascend backend yet.
+    pub fn ascend() -> Result<Self> {
+        Err(no_ascend())
+    }
+
+    /// A machine that exists only as a scenario, in virtual time that starts at 0.
+    ///
+    /// # Errors
+    /// When the scenario contradicts itself.
+    pub fn synthetic(scenario: Scenario) -> Result<Self> {
+        let topology = topology_of(&scenario);
+        let driver = Arc::new(SyntheticDriver::new(scenario)?);
+        let cpus = Cpus::Synthetic(Arc::clone(&driver));
+        Ok(Self(Arc::new(Inner { driver, cpus, topology, census: OnceCell::new() })))
+    }
+
+    /// A machine by the name that operators use: `auto`, `host`, `ascend` or `synthetic:FILE`.
+    ///
+    /// # Errors
+    /// When the name is unknown, the backend is not there or the scenario has an error.
+    pub fn by_name(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Self::detect(),
+            "host" => Self::host(),
+            "ascend" => Self::ascend(),
+            _ => match name.strip_prefix("synthetic:") {
+                Some(file) => Self::synthetic(Scenario::load(Path::new(file))?),
+                None => Err(Error::invalid(
+                    "--backend",
+                    format!("'{name}' is none of auto, ascend, host, synthetic:FILE"),
+                )),
+            },
+        }
+    }
+
+    /// Which backend it runs on.
+    #[must_use]
+    pub fn backend(&self) -> BackendKind {
+        self.0.driver.kind()
+    }
+
+    /// CPUs, cores, packages and NUMA nodes.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        &self.0.topology
+    }
+
+    /// The scenario of a synthetic machine.
+    #[must_use]
+    pub fn scenario(&self) -> Option<&Scenario> {
+        match &self.0.cpus {
+            Cpus::System => None,
+            Cpus::Synthetic(driver) => Some(driver.scenario()),
+        }
+    }
+
+    /// Which CPUs can really be bound, and why not where they cannot. Taken once; on this machine
+    /// each CPU is tried from a thread of its own.
+    ///
+    /// # Errors
+    /// When the trial thread cannot be started or affinity masks cannot be read.
+    pub fn census(&self) -> Result<&Census> {
+        self.0.census.get_or_try_init(|| match &self.0.cpus {
+            Cpus::System => Census::take(&self.0.topology),
+            Cpus::Synthetic(driver) => Ok(census_of(driver.scenario(), &self.0.topology)),
+        })
+    }
+
+    /// All devices, in the backend's order, unavailable ones included.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Device> {
+        (0..self.0.driver.devices().len())
+            .map(|index| Device::new(Arc::clone(&self.0.driver), index))
+            .collect()
+    }
+
+    /// The device with this physical id.
+    #[must_use]
+    pub fn device(&self, id: DeviceId) -> Option<Device> {
+        let index = self.0.driver.devices().iter().position(|info| info.id == id)?;
+        Some(Device::new(Arc::clone(&self.0.driver), index))
+    }
+
+    /// NUMA node of a CPU.
+    #[must_use]
+    pub fn node_of(&self, cpu: CpuId) -> Option<NodeId> {
+        self.0.topology.node_of(cpu)
+    }
+
+    /// The machine's clock: monotonic nanoseconds. Real machines share it between processes.
+    #[must_use]
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        match &self.0.cpus {
+            Cpus::System => monotonic_ns(),
+            Cpus::Synthetic(driver) => driver.now_ns(),
+        }
+    }
+
+    /// True when time passes only by what is done on the machine.
+    #[must_use]
+    pub fn has_virtual_time(&self) -> bool {
+        matches!(self.0.cpus, Cpus::Synthetic(_))
+    }
+
+    /// Moves a virtual clock forward; nothing happens on a real machine. A resumed run goes on
+    /// where the interrupted one stopped.
+    pub fn advance_virtual_time(&self, nanoseconds: u64) {
+        if let Cpus::Synthetic(driver) = &self.0.cpus {
+            driver.advance_ns(nanoseconds);
+        }
+    }
+
+    /// Binds the calling thread to one CPU, verified, until the binding is dropped.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or the thread runs elsewhere afterwards.
+    pub fn bind(&self, cpu: CpuId) -> Result<Binding> {
+        match &self.0.cpus {
+            Cpus::System => Ok(Binding(Bound::System(PinGuard::bind(cpu, BindScope::Thread)?))),
+            Cpus::Synthetic(driver) => {
+                driver.bind(0, cpu)?;
+                Ok(Binding(Bound::Synthetic(Arc::clone(driver))))
+            }
+        }
+    }
+
+    /// Tells a synthetic machine which point comes next, since its noise depends on it. Real
+    /// machines ignore it.
+    #[inline]
+    pub fn begin_point(&self, context: &PointContext<'_>) {
+        if let Cpus::Synthetic(driver) = &self.0.cpus {
+            driver.begin_point(context);
+        }
+    }
+
+    /// True when events carry the device's own time stamps.
+    #[must_use]
+    pub fn has_device_events(&self) -> bool {
+        self.0.driver.has_device_events()
+    }
+
+    pub(crate) fn driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.0.driver)
+    }
+}
+
+/// The calling thread bound to a CPU of a [`Machine`]; undone on drop.
+#[derive(Debug)]
+pub struct Binding(Bound);
+
+#[derive(Debug)]
+enum Bound {
+    System(PinGuard),
+    Synthetic(Arc<SyntheticDriver>),
+}
+
+impl Binding {
+    /// Binds the thread to another CPU.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or the thread runs elsewhere afterwards; the thread is then bound
+    /// to the old or the new CPU.
+    pub fn move_to(&mut self, target: CpuId) -> Result<()> {
+        match &mut self.0 {
+            Bound::System(guard) => guard.move_to(target),
+            Bound::Synthetic(driver) => driver.bind(0, target),
+        }
+    }
+
+    /// The CPU that runs the calling thread right now.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    #[inline]
+    pub fn running_cpu(&self) -> Result<CpuId> {
+        match &self.0 {
+            Bound::System(_) => current_cpu(),
+            Bound::Synthetic(driver) => driver.running_cpu(0),
+        }
+    }
+}

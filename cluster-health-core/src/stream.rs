@@ -1,0 +1,130 @@
+//! Streams and events of one device.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::{RawEvent, RawStream};
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+#[derive(Debug)]
+pub(crate) struct StreamInner {
+    pub(crate) raw: RawStream,
+    pub(crate) device: Device,
+}
+
+impl StreamInner {
+    pub(crate) fn synchronize(&self, timeout: Duration) -> Result<()> {
+        // SAFETY:
+        // * The stream came from this driver and lives as long as this value.
+        unsafe { self.device.driver().stream_synchronize(self.device.index(), self.raw, timeout) }
+    }
+}
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        // A stream that does not become idle is left behind: destroying it would be unsound.
+        if self.synchronize(Duration::from_secs(30)).is_ok() {
+            // SAFETY:
+            // * From this driver, destroyed once, idle.
+            unsafe { self.device.driver().stream_destroy(self.raw) };
+        }
+    }
+}
+
+/// An in-order queue of work for one device.
+///
+/// On the host backend a copy is done by the calling thread when it is issued; on an accelerator
+/// it goes on after the call.
+#[derive(Debug, Clone)]
+pub struct Stream(pub(crate) Arc<StreamInner>);
+
+impl Stream {
+    /// A stream of `device`.
+    ///
+    /// # Errors
+    /// When the device is unavailable or refuses.
+    pub fn new(device: &Device) -> Result<Self> {
+        device.require_available()?;
+        let raw = device.driver().stream_create(device.index())?;
+        Ok(Self(Arc::new(StreamInner { raw, device: device.clone() })))
+    }
+
+    /// The device that the stream belongs to.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Waits until everything issued before is done.
+    ///
+    /// # Errors
+    /// A timeout that names the device after `timeout`, or the device's own error.
+    pub fn synchronize(&self, timeout: Duration) -> Result<()> {
+        self.0.synchronize(timeout)
+    }
+}
+
+/// A mark in a stream that carries a time stamp once it is reached.
+#[derive(Debug)]
+pub struct Event {
+    raw: RawEvent,
+    /// The device, and the stream it was recorded in last: kept alive until the event is done.
+    device: Device,
+    recorded: Option<Arc<StreamInner>>,
+}
+
+impl Event {
+    /// An event of `device`, not recorded yet.
+    ///
+    /// # Errors
+    /// When the device is unavailable or refuses.
+    pub fn new(device: &Device) -> Result<Self> {
+        device.require_available()?;
+        let raw = device.driver().event_create(device.index())?;
+        Ok(Self { raw, device: device.clone(), recorded: None })
+    }
+
+    /// Puts the mark behind everything issued to `stream` so far.
+    ///
+    /// # Errors
+    /// When the stream belongs to another device, or the device refuses.
+    pub fn record(&mut self, stream: &Stream) -> Result<()> {
+        if !self.device.same(stream.device()) {
+            return Err(Error::invalid("stream", "belongs to another device than the event"));
+        }
+        // SAFETY:
+        // * Event and stream came from this driver and are alive.
+        unsafe { self.device.driver().event_record(self.raw, stream.0.raw)? };
+        self.recorded = Some(Arc::clone(&stream.0));
+        Ok(())
+    }
+
+    /// Nanoseconds from `earlier` to this event; both must be reached (synchronise the stream).
+    ///
+    /// # Errors
+    /// When either was not recorded, belongs to another device, or is not reached yet.
+    pub fn nanoseconds_since(&self, earlier: &Self) -> Result<f64> {
+        if !self.device.same(&earlier.device) {
+            return Err(Error::invalid("event", "the two events belong to different devices"));
+        }
+        if self.recorded.is_none() || earlier.recorded.is_none() {
+            return Err(Error::invalid("event", "was never recorded"));
+        }
+        // SAFETY:
+        // * Both events came from this driver and are alive.
+        unsafe { self.device.driver().event_elapsed_ns(earlier.raw, self.raw) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let idle =
+            self.recorded.as_ref().is_none_or(|s| s.synchronize(Duration::from_secs(30)).is_ok());
+        if idle {
+            // SAFETY:
+            // * From this driver, destroyed once, and its stream is idle.
+            unsafe { self.device.driver().event_destroy(self.raw) };
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! From samples to matrices: one estimate per cell, whatever order the samples come in.
+//!
+//! A cell's estimate is the median of its per-block medians; its spread comes from the variation
+//! between blocks, never from iterations inside one point, which share that visit's stall.
+
+use std::collections::{BTreeSet, HashMap};
+
+use cluster_health_core::{Bandwidth, ByteSize};
+use ndarray::Array3;
+
+use crate::matrix::{Axis, CellStatus, Matrix};
+use crate::plan::H2dPlan;
+use crate::samples::{PointStatus, Sample, Sweep};
+use crate::stats::{median, quantile_sorted};
+
+/// Row and column axes of an H2D plan, with the NUMA nodes that the callbacks tell.
+pub(crate) fn axes_of_plan(
+    plan: &H2dPlan,
+    node_of_cpu: impl Fn(u32) -> Option<u32>,
+    node_of_device: impl Fn(u32) -> Option<u32>,
+) -> (Axis, Axis) {
+    let cpus: Vec<u32> = plan.cpus.iter().map(|cpu| cpu.0).collect();
+    let devices: Vec<u32> = plan.devices.iter().map(|device| device.0).collect();
+    let cpu_nodes = cpus.iter().map(|&cpu| node_of_cpu(cpu)).collect();
+    let device_nodes = devices.iter().map(|&device| node_of_device(device)).collect();
+    (Axis::new("cpu", cpus, cpu_nodes), Axis::new("device", devices, device_nodes))
+}
+
+/// Gathers the samples of one sweep, load and memory kind.
+///
+/// Memory: 8 bytes per cell and block, 1 byte of status, and the matrix at the end.
+#[derive(Debug, Clone)]
+pub struct Estimates {
+    sweep: Sweep,
+    load: String,
+    sizes: Vec<ByteSize>,
+    rows: Axis,
+    columns: Axis,
+    row_of: HashMap<u32, usize>,
+    column_of: HashMap<u32, usize>,
+    /// Per block a rate for every cell, NaN = none.
+    blocks: Vec<Vec<f64>>,
+    /// Rates of all visits where a block visited a cell more than once; its median counts.
+    repeated: HashMap<(usize, usize), Vec<f64>>,
+    status: Vec<CellStatus>,
+    scratch: Vec<f64>,
+}
+
+impl Estimates {
+    /// Nothing gathered yet.
+    #[must_use]
+    pub fn new(sweep: Sweep, load: &str, sizes: Vec<ByteSize>, rows: Axis, columns: Axis) -> Self {
+        let index = |axis: &Axis| axis.ids.iter().enumerate().map(|(at, id)| (*id, at)).collect();
+        let cells = sizes.len() * rows.len() * columns.len();
+        Self {
+            sweep,
+            load: load.to_owned(),
+            row_of: index(&rows),
+            column_of: index(&columns),
+            sizes,
+            rows,
+            columns,
+            blocks: Vec::new(),
+            repeated: HashMap::new(),
+            status: vec![CellStatus::NotVisited; cells],
+            scratch: Vec::new(),
+        }
+    }
+
+    fn cell(&self, sample: &Sample) -> Option<usize> {
+        let (row, column) = sample.cell()?;
+        let size = self.sizes.binary_search(&sample.bytes).ok()?;
+        let row = *self.row_of.get(&row)?;
+        let column = *self.column_of.get(&column)?;
+        Some((size * self.rows.len() + row) * self.columns.len() + column)
+    }
+
+    /// Adds a sample; sentinels, probes, confirmations and cells outside the axes are ignored.
+    pub fn add(&mut self, sample: &Sample) {
+        if !sample.is_matrix_point() {
+            return;
+        }
+        let Some(cell) = self.cell(sample) else { return };
+        let status = match sample.status {
+            PointStatus::Measured => CellStatus::Measured,
+            PointStatus::Skipped => CellStatus::Skipped,
+            PointStatus::Failed => CellStatus::Failed,
+            PointStatus::Implausible => CellStatus::Implausible,
+        };
+        self.status[cell] = stronger(self.status[cell], status);
+        if sample.status != PointStatus::Measured {
+            return;
+        }
+        let block = sample.block as usize;
+        while self.blocks.len() <= block && self.blocks.len() < 1 << 16 {
+            self.blocks.push(vec![f64::NAN; self.status.len()]);
+        }
+        let Some(rates) = self.blocks.get_mut(block) else { return };
+        self.scratch.clear();
+        self.scratch.extend(sample.iter_ns.iter().map(|&time| to_f64(time)));
+        let rate = Bandwidth::of(sample.bytes, median(&mut self.scratch)).as_gb_per_second();
+        if rates[cell].is_nan() {
+            rates[cell] = rate;
+        } else {
+            let visits = self.repeated.entry((block, cell)).or_insert_with(|| vec![rates[cell]]);
+            visits.push(rate);
+            rates[cell] = median(&mut visits.clone());
+        }
+    }
+
+    /// Cells (size, row, column) whose 95 % interval is wider than ± `width` of their median, or
+    /// that have no interval yet.
+    pub(crate) fn wider_than(&self, width: f64) -> BTreeSet<(ByteSize, usize, usize)> {
+        let mut wanted = BTreeSet::new();
+        let mut values = Vec::new();
+        let per_size = self.rows.len() * self.columns.len();
+        for (cell, status) in self.status.iter().enumerate() {
+            if *status != CellStatus::Measured {
+                continue;
+            }
+            self.block_values(cell, &mut values);
+            if half_width(&mut values).is_none_or(|half| half > width) {
+                let size = self.sizes[cell / per_size];
+                let place = cell % per_size;
+                wanted.insert((size, place / self.columns.len(), place % self.columns.len()));
+            }
+        }
+        wanted
+    }
+
+    fn block_values(&self, cell: usize, values: &mut Vec<f64>) {
+        values.clear();
+        values.extend(self.blocks.iter().map(|block| block[cell]).filter(|rate| rate.is_finite()));
+    }
+
+    /// Number of cells' block values that are faster than the path can be, taken out.
+    fn drop_implausible(&mut self) -> u64 {
+        let per_size = self.rows.len() * self.columns.len();
+        let mut dropped = 0;
+        for size in 0..self.sizes.len() {
+            let range = size * per_size..(size + 1) * per_size;
+            let mut values: Vec<f64> = self
+                .blocks
+                .iter()
+                .flat_map(|block| block[range.clone()].iter().copied())
+                .filter(|rate| rate.is_finite())
+                .collect();
+            let Some(limit) = implausible_above(&mut values) else { continue };
+            for block in &mut self.blocks {
+                for rate in &mut block[range.clone()] {
+                    if *rate > limit {
+                        *rate = f64::NAN;
+                        dropped += 1;
+                    }
+                }
+            }
+        }
+        dropped
+    }
+
+    /// The matrix, and how many block values were implausible beside those marked at once.
+    #[must_use]
+    pub fn finish(mut self) -> (Matrix, u64) {
+        let dropped = self.drop_implausible();
+        let shape = (self.sizes.len(), self.rows.len(), self.columns.len());
+        let mut gbps = vec![f64::NAN; self.status.len()];
+        let mut spread = vec![f64::NAN; self.status.len()];
+        let mut values = Vec::new();
+        for cell in 0..self.status.len() {
+            self.block_values(cell, &mut values);
+            if values.is_empty() {
+                if self.status[cell] == CellStatus::Measured {
+                    self.status[cell] = CellStatus::Implausible;
+                }
+                continue;
+            }
+            gbps[cell] = median(&mut values);
+            spread[cell] = relative_mad(&mut values, gbps[cell]);
+        }
+        let mut matrix = Matrix::new(self.sweep, &self.load, self.sizes, self.rows, self.columns);
+        let fill = |values| Array3::from_shape_vec(shape, values);
+        if let (Ok(gbps), Ok(spread)) = (fill(gbps), fill(spread)) {
+            matrix.gbps = gbps;
+            matrix.spread = spread;
+        }
+        if let Ok(status) = Array3::from_shape_vec(shape, self.status) {
+            matrix.status = status;
+        }
+        (matrix, dropped)
+    }
+
+    /// The matrix alone.
+    #[must_use]
+    pub fn into_matrix(self) -> Matrix {
+        self.finish().0
+    }
+}
+
+/// What a cell is when some of its visits ended one way and some another.
+fn stronger(old: CellStatus, new: CellStatus) -> CellStatus {
+    let rank = |status| match status {
+        CellStatus::Measured => 4,
+        CellStatus::Implausible => 3,
+        CellStatus::Failed => 2,
+        CellStatus::Skipped => 1,
+        CellStatus::NotVisited => 0,
+    };
+    if rank(new) > rank(old) { new } else { old }
+}
+
+/// Rates above this are implausible: 2 × the 99th percentile of those below. The percentile is
+/// taken over the values that are under suspicion of nothing, so that a few outliers among few
+/// values cannot excuse each other.
+fn implausible_above(values: &mut [f64]) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let start = values.len().div_ceil(2).max(1);
+    (start..values.len()).find_map(|count| {
+        let limit = 2.0 * quantile_sorted(&values[..count], 0.99);
+        (values[count] > limit).then_some(limit)
+    })
+}
+
+/// Expected median absolute deviation of n normal values ÷ their standard deviation falls below
+/// its limit for few values; these factors make it an estimate of that standard deviation.
+/// (Croux and Rousseeuw 1992 give the same corrections for n = 2 … 9.)
+fn mad_factor(count: usize) -> f64 {
+    const SMALL: [f64; 8] = [1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107];
+    let correction = match count {
+        0 | 1 => f64::NAN,
+        2..=9 => SMALL[count - 2],
+        _ => {
+            let n = to_f64(count as u64);
+            n / (n - 0.8)
+        }
+    };
+    1.4826 * correction
+}
+
+fn relative_mad(values: &mut [f64], center: f64) -> f64 {
+    let factor = mad_factor(values.len());
+    for value in values.iter_mut() {
+        *value = (*value - center).abs();
+    }
+    factor * median(values) / center
+}
+
+/// Relative half-width of the 95 % interval of the median of block values; `None` below two.
+fn half_width(values: &mut [f64]) -> Option<f64> {
+    if values.len() < 2 {
+        return None;
+    }
+    let n = to_f64(values.len() as u64);
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0);
+    // The median of normal values has π/2 of the variance of their mean.
+    let error = (variance * std::f64::consts::FRAC_PI_2 / n).sqrt();
+    Some(student_95(values.len() - 1) * error / median(values))
+}
+
+/// Two-sided 95 % quantile of Student's t.
+fn student_95(degrees: usize) -> f64 {
+    const TABLE: [f64; 19] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+        2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
+    ];
+    TABLE.get(degrees.saturating_sub(1)).copied().unwrap_or(1.96)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
+fn to_f64(value: u64) -> f64 {
+    value as f64
+}

@@ -1,0 +1,258 @@
+//! The report for people: what was measured, what was not, and the numbers.
+
+use std::fmt::Write as _;
+
+use crate::matrix::{CellStatus, Matrix, Slice};
+use crate::report::{Report, summary_of};
+use crate::run::{Manifest, RunStatus};
+use crate::samples::Sweep;
+use crate::stats::median;
+
+/// Most rows of a table for people; the full numbers are in the csv and npy files.
+const MOST_ROWS: usize = 32;
+
+/// The text of `report.md`.
+#[must_use]
+pub fn render(report: &Report) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    write_report(&mut text, report).ok();
+    text
+}
+
+fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
+    let manifest = &report.manifest;
+    let points = &manifest.points;
+    let state = match manifest.status {
+        RunStatus::Complete => "complete",
+        RunStatus::Interrupted => "interrupted: go on with --resume",
+        RunStatus::Running => "unfinished: killed or still running",
+    };
+    writeln!(out, "# cluster-health {} on {}\n", manifest.command, place(manifest))?;
+    writeln!(
+        out,
+        "- Run {state}: {} points measured, {} skipped, {} failed, {} implausible.",
+        points.measured, points.skipped, points.failed, points.implausible
+    )?;
+    for row in &manifest.summary {
+        writeln!(
+            out,
+            "- {} {} {} {}: median {:.3} GB/s over {} cells, {:.3} … {:.3}.",
+            title(row.sweep),
+            row.bytes,
+            row.load,
+            row.memory.replace('_', "-"),
+            row.median,
+            row.count,
+            row.min,
+            row.max
+        )?;
+    }
+    writeln!(
+        out,
+        "- Not judged: this version measures and shows; it does not yet tell a fault from an \
+         artefact.\n"
+    )?;
+    facts(out, report)?;
+    for matrix in &report.matrices {
+        for slice in matrix.slices() {
+            section(out, &slice)?;
+        }
+        if matrix.sizes.len() > 1 {
+            writeln!(
+                out,
+                "Every rate is bytes ÷ time of one copy{}, decimal GB/s; a cell is the median over \
+                 blocks of the median of its iterations.\n",
+                if matrix.sweep.is_pair() { " per rank" } else { "" }
+            )?;
+        }
+    }
+    not_tested(out, report)
+}
+
+fn place(manifest: &Manifest) -> String {
+    let backend = &manifest.environment.backend;
+    match (&manifest.environment.hostname, backend.as_str()) {
+        (Some(host), _) => format!("{host} ({backend} backend)"),
+        (None, "") => "imported data".to_owned(),
+        (None, _) => format!("a {backend} machine"),
+    }
+}
+
+fn title(sweep: Sweep) -> &'static str {
+    match sweep {
+        Sweep::H2d => "H2D",
+        Sweep::D2h => "D2H",
+        Sweep::Bidirectional => "bidirectional",
+        Sweep::CorePair => "all_gather per rank",
+    }
+}
+
+fn facts(out: &mut String, report: &Report) -> std::fmt::Result {
+    let manifest = &report.manifest;
+    let environment = &manifest.environment;
+    writeln!(out, "## How it was measured\n")?;
+    if let Some(segment) = manifest.segments.first() {
+        writeln!(
+            out,
+            "- Started {}, order {}, seed {}.",
+            segment.start, manifest.order, manifest.seed
+        )?;
+    } else {
+        writeln!(out, "- Order {}.", manifest.order)?;
+    }
+    let timings = &manifest.timings;
+    let copies = timings.iterations_ns + timings.warmup_ns;
+    if copies > 0 {
+        writeln!(
+            out,
+            "- {} on the machine's clock from first bind to last sample: {} of timed copies, {} of \
+             discarded ones, {} of binding, {} of arena work, {} of data checks.",
+            seconds(manifest.wall_ns),
+            seconds(timings.iterations_ns),
+            seconds(timings.warmup_ns),
+            seconds(timings.bind_ns),
+            seconds(timings.touch_ns),
+            seconds(timings.check_ns)
+        )?;
+    }
+    for (name, value) in [
+        ("kernel", &environment.kernel),
+        ("processor", &environment.cpu_model),
+        ("cpuset", &environment.cpuset),
+        ("isolated CPUs", &environment.isolated),
+        ("numa_balancing", &environment.numa_balancing),
+        ("transparent huge pages", &environment.transparent_hugepage),
+    ] {
+        if let Some(value) = value {
+            writeln!(out, "- {name}: {value}")?;
+        }
+    }
+    if let Some(affinity) = &report.affinity {
+        let bindable = affinity.cpus.iter().filter(|cpu| cpu.bindable == Some(true)).count();
+        writeln!(out, "- {bindable} of {} present CPUs can be bound.", affinity.cpus.len())?;
+        let not = affinity.cpus.iter().filter(|cpu| cpu.bindable == Some(false));
+        for cpu in not.take(MOST_ROWS) {
+            let reason = cpu.reason.as_deref().unwrap_or("no reason known");
+            writeln!(out, "  - CPU {}: {reason}", cpu.cpu)?;
+        }
+    }
+    if report.unsettled > 0 {
+        writeln!(out, "- {} points did not settle in their warm-up.", report.unsettled)?;
+    }
+    if report.misplaced > 0 {
+        writeln!(
+            out,
+            "- {} points copied from memory that is not on the CPU's NUMA node.",
+            report.misplaced
+        )?;
+    }
+    for note in &manifest.notes {
+        writeln!(out, "- Note: {note}")?;
+    }
+    for line in report.bad_lines.iter().take(MOST_ROWS) {
+        writeln!(out, "- samples.jsonl, {line}")?;
+    }
+    if !report.reasons.is_empty() {
+        writeln!(out, "\nPoints without a number:\n")?;
+        for (reason, count) in report.reasons.iter().take(MOST_ROWS) {
+            writeln!(out, "- {count} × {reason}")?;
+        }
+    }
+    writeln!(out)
+}
+
+fn seconds(nanoseconds: u64) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "shown with three digits")]
+    let seconds = nanoseconds as f64 / 1e9;
+    format!("{seconds:.3} s")
+}
+
+fn section(out: &mut String, slice: &Slice<'_>) -> std::fmt::Result {
+    let stem = slice.stem();
+    let Some(row) = summary_of(slice) else {
+        return writeln!(out, "## {stem}\n\nNothing was measured.\n");
+    };
+    writeln!(out, "## {stem}\n")?;
+    writeln!(out, "{}\n", links(&stem))?;
+    writeln!(out, "| | cells | min | p10 | median | p90 | max | spread between blocks |")?;
+    writeln!(out, "|---|---:|---:|---:|---:|---:|---:|---:|")?;
+    let mut spread: Vec<f64> = slice.spread.iter().copied().filter(|s| s.is_finite()).collect();
+    let spread = if spread.is_empty() {
+        "one block".to_owned()
+    } else {
+        format!("{:.2} %", 100.0 * median(&mut spread))
+    };
+    writeln!(
+        out,
+        "| all | {} | {:.3} | {:.3} | {:.3} | {:.3} | {:.3} | {spread} |\n",
+        row.count, row.min, row.p10, row.median, row.p90, row.max
+    )?;
+    let holes = slice.status.iter().filter(|status| **status != CellStatus::Measured).count();
+    if holes > 0 {
+        writeln!(out, "{holes} cells have no number.\n")?;
+    }
+    lines(out, slice.columns.name, &slice.columns.ids, |index| slice.gbps.column(index).to_vec())?;
+    node_lines(out, slice)
+}
+
+fn links(stem: &str) -> String {
+    let picture =
+        if cfg!(feature = "png") { format!("[picture]({stem}.png), ") } else { String::new() };
+    format!("{picture}[numbers]({stem}.csv), [npy]({stem}.npy)")
+}
+
+/// Median per column, for matrices with few of them.
+fn lines(
+    out: &mut String,
+    name: &str,
+    ids: &[u32],
+    values: impl Fn(usize) -> Vec<f64>,
+) -> std::fmt::Result {
+    if ids.len() > MOST_ROWS {
+        return Ok(());
+    }
+    writeln!(out, "| {name} | cells | median |\n|---|---:|---:|")?;
+    for (index, id) in ids.iter().enumerate() {
+        let mut rates: Vec<f64> = values(index).into_iter().filter(|r| r.is_finite()).collect();
+        let count = rates.len();
+        writeln!(out, "| {id} | {count} | {:.3} |", median(&mut rates))?;
+    }
+    writeln!(out)
+}
+
+/// Median per NUMA node of the rows.
+fn node_lines(out: &mut String, slice: &Slice<'_>) -> std::fmt::Result {
+    let mut nodes = std::collections::BTreeMap::<u32, Vec<f64>>::new();
+    for (row, node) in slice.rows.nodes.iter().enumerate() {
+        if let Some(node) = node {
+            let rates = slice.gbps.row(row);
+            nodes.entry(*node).or_default().extend(rates.iter().filter(|rate| rate.is_finite()));
+        }
+    }
+    if nodes.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "| NUMA node of the {} | cells | median |\n|---|---:|---:|", slice.rows.name)?;
+    for (node, mut rates) in nodes {
+        let count = rates.len();
+        writeln!(out, "| {node} | {count} | {:.3} |", median(&mut rates))?;
+    }
+    writeln!(out)
+}
+
+fn not_tested(out: &mut String, report: &Report) -> std::fmt::Result {
+    writeln!(out, "## What this does not tell\n")?;
+    let pairs = report.matrices.iter().any(|matrix: &Matrix| matrix.sweep.is_pair());
+    if !pairs {
+        writeln!(out, "- Device to device and collectives were not measured.")?;
+    }
+    writeln!(out, "- Only the load profiles named above were measured.")?;
+    match report.manifest.environment.backend.as_str() {
+        "host" => {
+            writeln!(out, "- The devices are this machine's NUMA memory nodes, not accelerators.")
+        }
+        "synthetic" => writeln!(out, "- The machine is simulated: no copy was made."),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,508 @@
+//! What to measure: validated before anything is allocated or bound.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use cluster_health_core::{BackendKind, Bandwidth, ByteSize, CpuId, DeviceId, Machine, NodeId};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Size of the copies that identify the fixed cost of a transfer.
+pub const PROBE_SIZE: ByteSize = ByteSize::kib(64);
+
+/// Most blocks that adaptive precision adds up to.
+pub const MAX_BLOCKS: u32 = 20;
+
+/// Order of the points.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Order {
+    /// Randomised complete blocks with probes and sentinels.
+    #[default]
+    Blocks,
+    /// CPU, then size, then device, each ascending; only to reproduce old runs.
+    Sequential,
+}
+
+/// When host memory is touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ArenaPolicy {
+    /// Two arenas per NUMA node, touched once before the first bind.
+    #[default]
+    Node,
+    /// A new arena at every visit to a core.
+    Core,
+}
+
+/// What is compared after the copies of a point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CheckPolicy {
+    /// Tag words at up to 4,096 places and both ends.
+    #[default]
+    Tags,
+    /// Every byte.
+    Full,
+    /// Nothing.
+    Off,
+}
+
+/// A plan of an H2D sweep: CPU × device × size.
+///
+/// Build it with [`H2dPlan::builder`]; it is serialised into `run.json` and compared on resume.
+///
+/// ```
+/// use cluster_health_core::{ByteSize, Machine};
+/// use cluster_health_matrix::plan::H2dPlan;
+///
+/// # fn main() -> cluster_health_matrix::Result<()> {
+/// let machine = Machine::host()?;
+/// let plan = H2dPlan::builder().sizes([ByteSize::mib(1)]).repeats(2).build(&machine)?;
+/// assert_eq!(plan.cells(), plan.cpus.len() * plan.devices.len());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct H2dPlan {
+    /// CPUs in the order of the rows.
+    pub cpus: Vec<CpuId>,
+    /// Devices in the order of the columns.
+    pub devices: Vec<DeviceId>,
+    /// Bytes per copy, ascending.
+    pub sizes: Vec<ByteSize>,
+    /// Timed iterations per visit.
+    pub iters: u32,
+    /// Exactly so many warm-up transfers; `None` = until settled.
+    pub warmup: Option<u32>,
+    /// Blocks.
+    pub repeats: u32,
+    /// Relative half-width of a cell's 95 % interval that adds blocks; `None` = off.
+    pub ci: Option<f64>,
+    /// Order of the points.
+    pub order: Order,
+    /// Seed of all orders.
+    pub seed: u64,
+    /// When host memory is touched.
+    pub arena: ArenaPolicy,
+    /// What is compared.
+    pub check: CheckPolicy,
+    /// Bound of every wait, nanoseconds.
+    pub timeout_ns: u64,
+    /// Declared rate; a measured one above 1.25 × it is implausible.
+    pub expect: Option<Bandwidth>,
+    /// CPUs of the list that cannot be measured, with the reason; their points are skipped.
+    pub unusable_cpus: BTreeMap<CpuId, String>,
+    /// Devices of the list that cannot be measured, with the reason; their points are skipped.
+    pub unusable_devices: BTreeMap<DeviceId, String>,
+}
+
+impl H2dPlan {
+    /// A builder with the defaults: all bindable CPUs, all available devices, 16, 64 and 256 MiB,
+    /// 3 iterations, warm-up until settled, 3 blocks.
+    #[must_use]
+    pub fn builder() -> H2dPlanBuilder {
+        H2dPlanBuilder::default()
+    }
+
+    /// Number of cells per size.
+    #[must_use]
+    pub fn cells(&self) -> usize {
+        self.cpus.len() * self.devices.len()
+    }
+
+    /// The largest copy.
+    #[must_use]
+    pub fn largest(&self) -> ByteSize {
+        self.sizes.last().copied().unwrap_or_default()
+    }
+
+    /// Bound of every wait.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout_ns)
+    }
+
+    /// True when small probes accompany the blocks: not when a size of the plan is as small.
+    #[must_use]
+    pub fn has_probes(&self) -> bool {
+        self.order == Order::Blocks && self.sizes.first().is_some_and(|size| *size > PROBE_SIZE)
+    }
+
+    /// NUMA nodes of the plan's usable CPUs, with a CPU that can touch memory there.
+    pub(crate) fn nodes(&self, machine: &Machine) -> BTreeMap<Option<NodeId>, CpuId> {
+        let mut nodes = BTreeMap::new();
+        for &cpu in self.cpus.iter().filter(|cpu| !self.unusable_cpus.contains_key(cpu)) {
+            nodes.entry(machine.node_of(cpu)).or_insert(cpu);
+        }
+        nodes
+    }
+
+    /// Expected cost on this machine.
+    #[must_use]
+    pub fn cost(&self, machine: &Machine, rate: Bandwidth) -> Cost {
+        let usable_cells = (self.cpus.len() - self.unusable_cpus.len())
+            * (self.devices.len() - self.unusable_devices.len());
+        let blocks = u64::from(self.repeats);
+        let size_sum: u64 = self.sizes.iter().map(|size| size.bytes()).sum();
+        let points = blocks * (usable_cells * self.sizes.len()) as u64;
+        // Settled points take one or two warm-up transfers.
+        let transfers = u64::from(self.iters) + u64::from(self.warmup.unwrap_or(1));
+        let bytes = blocks * usable_cells as u64 * size_sum * transfers;
+        let arenas = match self.arena {
+            ArenaPolicy::Node => 2 * self.nodes(machine).len() as u64,
+            ArenaPolicy::Core => 1,
+        };
+        let host_memory = arenas * self.largest().bytes();
+        let device_memory = self.devices.len() as u64 * self.largest().bytes();
+        let (bind_us, fixed_us, touch) = match machine.scenario() {
+            Some(scenario) => (
+                scenario.machine.bind_us,
+                scenario.machine.point_us + scenario.h2d.latency_us * to_f64(transfers),
+                Bandwidth::gb_per_second(scenario.machine.touch_gbps),
+            ),
+            None => (80.0, 5.0, Bandwidth::gb_per_second(2.5)),
+        };
+        let touches = match self.arena {
+            ArenaPolicy::Node => 0.0,
+            ArenaPolicy::Core => {
+                to_f64(blocks * self.cpus.len() as u64 * self.largest().bytes())
+                    / touch.as_gb_per_second()
+                    / 1e9
+            }
+        };
+        let binds = to_f64(blocks * self.cpus.len() as u64);
+        let seconds = to_f64(bytes) / (rate.as_gb_per_second() * 1e9)
+            + binds * bind_us * 1e-6
+            + to_f64(points) * fixed_us * 1e-6
+            + touches;
+        Cost {
+            points,
+            bytes: ByteSize(bytes),
+            host_memory: ByteSize(host_memory),
+            device_memory: ByteSize(device_memory),
+            setup_seconds: to_f64(host_memory) / (touch.as_gb_per_second() * 1e9),
+            seconds,
+            rate,
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "an estimate")]
+fn to_f64(value: u64) -> f64 {
+    value as f64
+}
+
+/// Expected cost of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Cost {
+    /// Points of the blocks, without probes and sentinels (about one in forty more).
+    pub points: u64,
+    /// Bytes moved.
+    pub bytes: ByteSize,
+    /// Host memory of the arenas.
+    pub host_memory: ByteSize,
+    /// Device memory of all devices.
+    pub device_memory: ByteSize,
+    /// Touching the arenas before the first bind.
+    pub setup_seconds: f64,
+    /// First bind to last sample.
+    pub seconds: f64,
+    /// Rate that the estimate assumes.
+    pub rate: Bandwidth,
+}
+
+/// Makes an [`H2dPlan`]; every setter has a default.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct H2dPlanBuilder {
+    cpus: Option<Vec<u32>>,
+    devices: Option<Vec<u32>>,
+    sizes: Option<Vec<ByteSize>>,
+    iters: u32,
+    warmup: Option<u32>,
+    repeats: u32,
+    ci: Option<f64>,
+    order: Order,
+    seed: u64,
+    arena: ArenaPolicy,
+    check: CheckPolicy,
+    timeout: Duration,
+    expect: Option<Bandwidth>,
+}
+
+impl Default for H2dPlanBuilder {
+    fn default() -> Self {
+        Self {
+            cpus: None,
+            devices: None,
+            sizes: None,
+            iters: 3,
+            warmup: None,
+            repeats: 3,
+            ci: None,
+            order: Order::default(),
+            seed: 1,
+            arena: ArenaPolicy::default(),
+            check: CheckPolicy::default(),
+            timeout: Duration::from_secs(30),
+            expect: None,
+        }
+    }
+}
+
+impl H2dPlanBuilder {
+    /// CPUs in the order of the rows; default: all bindable ones.
+    pub fn cpus(mut self, cpus: impl IntoIterator<Item = u32>) -> Self {
+        self.cpus = Some(cpus.into_iter().collect());
+        self
+    }
+
+    /// Physical ids of devices in the order of the columns; default: all available ones.
+    pub fn devices(mut self, devices: impl IntoIterator<Item = u32>) -> Self {
+        self.devices = Some(devices.into_iter().collect());
+        self
+    }
+
+    /// Bytes per copy; default: 16, 64 and 256 MiB as far as they fit into memory.
+    pub fn sizes(mut self, sizes: impl IntoIterator<Item = ByteSize>) -> Self {
+        self.sizes = Some(sizes.into_iter().collect());
+        self
+    }
+
+    /// Timed iterations per visit.
+    pub fn iters(mut self, iters: u32) -> Self {
+        self.iters = iters;
+        self
+    }
+
+    /// Exactly so many warm-up transfers; `None` = until settled.
+    pub fn warmup(mut self, warmup: Option<u32>) -> Self {
+        self.warmup = warmup;
+        self
+    }
+
+    /// Blocks.
+    pub fn repeats(mut self, repeats: u32) -> Self {
+        self.repeats = repeats;
+        self
+    }
+
+    /// Relative half-width of a cell's 95 % interval that adds blocks.
+    pub fn ci(mut self, ci: Option<f64>) -> Self {
+        self.ci = ci;
+        self
+    }
+
+    /// Order of the points.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Seed of all orders.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// When host memory is touched.
+    pub fn arena(mut self, arena: ArenaPolicy) -> Self {
+        self.arena = arena;
+        self
+    }
+
+    /// What is compared.
+    pub fn check(mut self, check: CheckPolicy) -> Self {
+        self.check = check;
+        self
+    }
+
+    /// Bound of every wait.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Declared rate.
+    pub fn expect(mut self, expect: Option<Bandwidth>) -> Self {
+        self.expect = expect;
+        self
+    }
+
+    /// Checks everything against the machine; nothing is allocated or bound.
+    ///
+    /// # Errors
+    /// An unusable value, named as the command line names it; an unknown CPU or device; sizes that
+    /// do not fit into memory; nothing left to measure.
+    pub fn build(self, machine: &Machine) -> Result<H2dPlan> {
+        let census = machine.census()?;
+        let cpus: Vec<CpuId> = match &self.cpus {
+            None => census.bindable(),
+            Some(list) => list.iter().copied().map(CpuId).collect(),
+        };
+        require_list("--cpus", &cpus)?;
+        let mut unusable_cpus = BTreeMap::new();
+        for &cpu in &cpus {
+            let Some(record) = census.record(cpu) else {
+                return Err(Error::invalid(
+                    "--cpus",
+                    format!("CPU {cpu} does not exist; present: {}", machine.topology().present()),
+                ));
+            };
+            if record.bindable != Some(true) {
+                let reason = record.reason.clone().unwrap_or_else(|| "not bindable".to_owned());
+                unusable_cpus.insert(cpu, format!("CPU {cpu} cannot be bound: {reason}"));
+            }
+        }
+        let known = machine.devices();
+        let devices: Vec<DeviceId> = match &self.devices {
+            None => known
+                .iter()
+                .filter(|device| device.info().unavailable.is_none())
+                .map(cluster_health_core::Device::id)
+                .collect(),
+            Some(list) => list.iter().copied().map(DeviceId).collect(),
+        };
+        require_list("--devices", &devices)?;
+        let mut unusable_devices = BTreeMap::new();
+        for &id in &devices {
+            let Some(device) = machine.device(id) else {
+                let list: Vec<String> =
+                    known.iter().map(|device| device.id().to_string()).collect();
+                return Err(Error::invalid(
+                    "--devices",
+                    format!(
+                        "device {id} does not exist on the {} backend; there are: {}",
+                        machine.backend(),
+                        list.join(",")
+                    ),
+                ));
+            };
+            if let Some(reason) = &device.info().unavailable {
+                unusable_devices.insert(id, format!("device {id} is unavailable: {reason}"));
+            }
+        }
+        if self.iters == 0 {
+            return Err(Error::invalid("--iters", "at least one iteration"));
+        }
+        if self.repeats == 0 || self.repeats > 10_000 {
+            return Err(Error::invalid("--repeats", "between 1 and 10000 blocks"));
+        }
+        if self.iters > 1_000_000 || self.warmup.is_some_and(|warmup| warmup > 1_000_000) {
+            return Err(Error::invalid("--iters, --warmup", "at most 1000000"));
+        }
+        if self.ci.is_some_and(|width| !(width > 0.0 && width < 1.0)) {
+            return Err(Error::invalid(
+                "--ci",
+                "a relative half-width between 0 and 1 (or 0% to 100%)",
+            ));
+        }
+        if self.timeout.is_zero() {
+            return Err(Error::invalid("--timeout", "must be above 0"));
+        }
+        let explicit_sizes = self.sizes.is_some();
+        let mut sizes = self.sizes.unwrap_or_else(|| [16, 64, 256].map(ByteSize::mib).to_vec());
+        require_list("--sizes", &sizes)?;
+        if sizes.contains(&ByteSize(0)) {
+            return Err(Error::invalid("--sizes", "a copy of 0 bytes has no rate"));
+        }
+        sizes.sort_unstable();
+        let mut plan = H2dPlan {
+            cpus,
+            devices,
+            sizes,
+            iters: self.iters,
+            warmup: self.warmup,
+            repeats: self.repeats,
+            ci: self.ci,
+            order: self.order,
+            seed: self.seed,
+            arena: self.arena,
+            check: self.check,
+            timeout_ns: u64::try_from(self.timeout.as_nanos())
+                .map_err(|_| Error::invalid("--timeout", "too large"))?,
+            expect: self.expect,
+            unusable_cpus,
+            unusable_devices,
+        };
+        if plan.unusable_cpus.len() == plan.cpus.len() {
+            let reasons: Vec<&str> =
+                plan.unusable_cpus.values().map(String::as_str).take(4).collect();
+            return Err(Error::invalid(
+                "--cpus",
+                format!("nothing can be measured: {}", reasons.join("; ")),
+            ));
+        }
+        if plan.unusable_devices.len() == plan.devices.len() {
+            let reasons: Vec<&str> =
+                plan.unusable_devices.values().map(String::as_str).take(4).collect();
+            return Err(Error::invalid(
+                "--devices",
+                format!("nothing can be measured: {}", reasons.join("; ")),
+            ));
+        }
+        while let Err(error) = plan.fits(machine) {
+            // Default sizes give way on a small machine; sizes that were asked for do not.
+            if explicit_sizes || plan.sizes.len() == 1 {
+                return Err(error);
+            }
+            plan.sizes.pop();
+        }
+        Ok(plan)
+    }
+}
+
+impl H2dPlan {
+    /// Asked before anything is allocated: a machine that starts to swap measures nothing.
+    fn fits(&self, machine: &Machine) -> Result<()> {
+        let cost = self.cost(machine, Bandwidth::gb_per_second(1.0));
+        let largest = self.largest();
+        if usize::try_from(largest.bytes()).is_err() || largest.bytes() > i64::MAX as u64 / 4096 {
+            return Err(Error::invalid("--sizes", format!("{largest} is larger than any memory")));
+        }
+        if machine.backend() != BackendKind::Host {
+            return Ok(());
+        }
+        let Ok(available) = machine.topology().mem_available() else { return Ok(()) };
+        let needed = cost.host_memory.bytes().saturating_add(cost.device_memory.bytes());
+        let limit = available - available / 10;
+        if needed > limit {
+            return Err(Error::invalid(
+                "--sizes",
+                format!(
+                    "{largest} needs {} MiB (arenas and host devices), {} MiB of this machine's \
+                     memory may be used; use smaller sizes, fewer NUMA nodes or --arena core",
+                    needed >> 20,
+                    limit >> 20
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn require_list<T: std::hash::Hash + Eq + std::fmt::Display>(
+    option: &str,
+    list: &[T],
+) -> Result<()> {
+    if list.is_empty() {
+        return Err(Error::invalid(option, "the list is empty"));
+    }
+    let mut seen = HashSet::with_capacity(list.len());
+    for (index, item) in list.iter().enumerate() {
+        if !seen.insert(item) {
+            return Err(Error::invalid(
+                option,
+                format!("element {} ({item}) is a duplicate", index + 1),
+            ));
+        }
+    }
+    Ok(())
+}

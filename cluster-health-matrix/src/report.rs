@@ -1,0 +1,382 @@
+//! Every output of a result folder, made again from its log.
+//!
+//! | file | content |
+//! |---|---|
+//! | `h2d-16MiB.csv` | rows = CPUs, columns = devices, decimal GB/s, empty = not measured |
+//! | `h2d-16MiB.npy` | the same as float64, NaN = not measured |
+//! | `h2d-16MiB.png` | heatmap (feature `png`) |
+//! | `matrices.xlsx` | heat sheets, Summary, Affinity, Environment (feature `xlsx`) |
+//! | `report.md` | what was measured, what was not, and the numbers |
+//! | `run.json` | summary and counts brought up to date |
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::path::Path;
+
+use crate::error::Result;
+use crate::estimate::{Estimates, axes_of_plan};
+use crate::matrix::{Axis, Matrix, Slice};
+use crate::output::{csv, markdown, npy};
+use crate::run::{
+    AFFINITY, AffinityFile, Manifest, PointCounts, SampleReader, SummaryRow, read_json,
+    write_by_rename, write_json,
+};
+use crate::samples::{Sample, Sweep};
+use crate::stats::quantile_sorted;
+
+/// How outputs look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct ReportOptions {
+    /// The older tool's red–yellow–green instead of the colour-blind-safe default.
+    pub classic_palette: bool,
+}
+
+impl ReportOptions {
+    /// The older tool's palette, or the default one.
+    #[must_use]
+    pub const fn with_classic_palette(mut self, classic: bool) -> Self {
+        self.classic_palette = classic;
+        self
+    }
+}
+
+/// What a result folder holds.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Report {
+    /// Its manifest, with summary and counts of the log.
+    pub manifest: Manifest,
+    /// One matrix per sweep, load and memory kind.
+    pub matrices: Vec<Matrix>,
+    /// The census, where the folder has one.
+    pub affinity: Option<AffinityFile>,
+    /// Lines of the log that are not samples.
+    pub bad_lines: Vec<String>,
+    /// Reasons of skipped, failed and implausible points, with how many points each explains.
+    pub reasons: BTreeMap<String, u64>,
+    /// Points whose warm-up did not settle.
+    pub unsettled: u64,
+    /// Points whose memory was not on the CPU's node, by the kernel's own word.
+    pub misplaced: u64,
+}
+
+/// Estimates by sweep, load and whether the host memory was pageable.
+type Groups = BTreeMap<(Sweep, String, bool), Estimates>;
+
+impl Report {
+    /// Reads a result folder.
+    ///
+    /// # Errors
+    /// When manifest or log cannot be read. Single bad lines are named in
+    /// [`bad_lines`](Self::bad_lines), not an error.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let mut manifest = Manifest::read(dir)?;
+        let path = dir.join(AFFINITY);
+        let affinity: Option<AffinityFile> =
+            if path.exists() { Some(read_json(&path)?) } else { None };
+        let nodes = affinity.as_ref().map(AffinityFile::nodes).unwrap_or_default();
+        let mut gathering = Gathering::new(&manifest, nodes, dir)?;
+        let mut reader = SampleReader::open(dir)?;
+        while let Some(line) = reader.next_line()? {
+            match line {
+                Ok(sample) => gathering.add(&sample),
+                Err(bad) => gathering.bad_lines.push(format!("line {}: {}", bad.line, bad.reason)),
+            }
+        }
+        let mut matrices = Vec::new();
+        let mut points = gathering.points;
+        for ((_, _, pageable), estimates) in gathering.groups {
+            let (mut matrix, dropped) = estimates.finish();
+            matrix.pageable = pageable;
+            points.measured = points.measured.saturating_sub(dropped);
+            points.implausible += dropped;
+            if dropped > 0 {
+                let reason = "faster than 2 × the 99th percentile of its size".to_owned();
+                *gathering.reasons.entry(reason).or_insert(0) += dropped;
+            }
+            matrices.push(matrix);
+        }
+        manifest.points = points;
+        manifest.summary = matrices
+            .iter()
+            .flat_map(Matrix::slices)
+            .filter_map(|slice| summary_of(&slice))
+            .collect();
+        Ok(Self {
+            manifest,
+            matrices,
+            affinity,
+            bad_lines: gathering.bad_lines,
+            reasons: gathering.reasons,
+            unsettled: gathering.unsettled,
+            misplaced: gathering.misplaced,
+        })
+    }
+
+    /// Writes every output of the folder.
+    ///
+    /// # Errors
+    /// When a file cannot be written; those before are complete.
+    pub fn write(&mut self, dir: &Path, options: &ReportOptions) -> Result<()> {
+        for slice in self.matrices.iter().flat_map(Matrix::slices) {
+            let stem = slice.stem();
+            let path = |extension: &str| dir.join(format!("{stem}.{extension}"));
+            write_by_rename(&path("csv"), |out| csv::write(&slice, out))?;
+            write_by_rename(&path("npy"), |out| npy::write(&slice, out))?;
+            #[cfg(feature = "png")]
+            {
+                let picture =
+                    crate::output::png::render(&slice, &style(options)).map_err(|error| {
+                        crate::Error::output(format!("{stem}.png"), error.to_string())
+                    })?;
+                write_by_rename(&path("png"), |out| out.write_all(&picture))?;
+            }
+        }
+        let _ = options;
+        #[cfg(feature = "xlsx")]
+        {
+            let notes = self.write_workbook(dir)?;
+            self.manifest.notes.retain(|note| !note.starts_with(WORKBOOK_NOTE));
+            self.manifest
+                .notes
+                .extend(notes.into_iter().map(|note| format!("{WORKBOOK_NOTE}{note}")));
+        }
+        write_by_rename(&dir.join("report.md"), |out| {
+            out.write_all(markdown::render(self).as_bytes())
+        })?;
+        write_json(&dir.join(crate::run::MANIFEST), &self.manifest)
+    }
+
+    #[cfg(feature = "xlsx")]
+    fn write_workbook(&self, dir: &Path) -> Result<Vec<String>> {
+        use crate::output::xlsx::{Workbook, write};
+        let mut tables = Vec::new();
+        tables.extend(self.affinity.as_ref().map(affinity_table));
+        tables.push(environment_table(&self.manifest));
+        let book = Workbook::new(self.matrices.iter().collect(), tables);
+        let path = dir.join("matrices.xlsx");
+        let temporary = dir.join("matrices.xlsx.tmp");
+        let notes = write(&temporary, &book).inspect_err(|_| {
+            std::fs::remove_file(&temporary).ok();
+        })?;
+        std::fs::rename(&temporary, &path)
+            .map_err(|error| crate::Error::io("writing", &path, error))?;
+        Ok(notes)
+    }
+}
+
+#[cfg(feature = "xlsx")]
+const WORKBOOK_NOTE: &str = "matrices.xlsx: ";
+
+#[cfg(feature = "png")]
+fn style(options: &ReportOptions) -> crate::output::png::Style {
+    use crate::output::png::{Palette, Style};
+    let mut style = Style::default();
+    if options.classic_palette {
+        style.palette = Palette::Classic;
+    }
+    style
+}
+
+/// What one pass over the log gathers.
+struct Gathering {
+    groups: Groups,
+    axes: (Vec<cluster_health_core::ByteSize>, Axis, Axis),
+    nodes: BTreeMap<u32, u32>,
+    points: PointCounts,
+    reasons: BTreeMap<String, u64>,
+    unsettled: u64,
+    misplaced: u64,
+    bad_lines: Vec<String>,
+}
+
+impl Gathering {
+    fn new(manifest: &Manifest, nodes: BTreeMap<u32, u32>, dir: &Path) -> Result<Self> {
+        let device_nodes: BTreeMap<u32, u32> = manifest
+            .devices
+            .iter()
+            .filter_map(|device| Some((device.id, device.numa_node?)))
+            .collect();
+        let node_of_cpu = |cpu: u32| nodes.get(&cpu).copied();
+        let node_of_device = |id: u32| device_nodes.get(&id).copied();
+        let axes = match (&manifest.plan.h2d, &manifest.plan.import) {
+            (Some(plan), _) => {
+                let (rows, columns) = axes_of_plan(plan, node_of_cpu, node_of_device);
+                (plan.sizes.clone(), rows, columns)
+            }
+            (None, Some(import)) => axes(
+                import.sweep,
+                import.sizes.clone(),
+                &import.rows,
+                &import.columns,
+                node_of_cpu,
+                node_of_device,
+            ),
+            (None, None) => {
+                return Err(crate::Error::format(
+                    dir.join(crate::run::MANIFEST).display().to_string(),
+                    "the plan names no sweep",
+                ));
+            }
+        };
+        Ok(Self {
+            groups: Groups::new(),
+            axes,
+            nodes,
+            points: PointCounts::default(),
+            reasons: BTreeMap::new(),
+            unsettled: 0,
+            misplaced: 0,
+            bad_lines: Vec::new(),
+        })
+    }
+
+    fn add(&mut self, sample: &Sample) {
+        self.points.add(sample.status);
+        if let Some(reason) = &sample.reason {
+            if self.reasons.len() < 1000 || self.reasons.contains_key(reason) {
+                *self.reasons.entry(reason.clone()).or_insert(0) += 1;
+            }
+        }
+        self.unsettled += u64::from(!sample.settled);
+        let home = sample.cpu.and_then(|cpu| self.nodes.get(&cpu.0));
+        if let (Some(home), Some(pages)) = (home, &sample.page_nodes) {
+            let total: u32 = pages.values().sum();
+            let at_home = pages.get(home).copied().unwrap_or(0);
+            self.misplaced += u64::from(at_home < total);
+        }
+        if !sample.is_matrix_point() {
+            return;
+        }
+        // A point that was never started has no memory: it belongs to the page-locked group, where
+        // its cell is then known to be empty.
+        let pageable = sample.pinned.is_some_and(crate::samples::Pinned::is_pageable);
+        let key = (sample.sweep, sample.load.clone(), pageable);
+        let (sizes, rows, columns) = &self.axes;
+        self.groups
+            .entry(key)
+            .or_insert_with(|| {
+                Estimates::new(
+                    sample.sweep,
+                    &sample.load,
+                    sizes.clone(),
+                    rows.clone(),
+                    columns.clone(),
+                )
+            })
+            .add(sample);
+    }
+}
+
+fn axes(
+    sweep: Sweep,
+    sizes: Vec<cluster_health_core::ByteSize>,
+    rows: &[u32],
+    columns: &[u32],
+    node_of_cpu: impl Fn(u32) -> Option<u32>,
+    node_of_device: impl Fn(u32) -> Option<u32>,
+) -> (Vec<cluster_health_core::ByteSize>, Axis, Axis) {
+    let cpu_nodes = |ids: &[u32]| ids.iter().map(|&id| node_of_cpu(id)).collect();
+    if sweep.is_pair() {
+        let rows = Axis::new("rank-0 cpu", rows.to_vec(), cpu_nodes(rows));
+        (sizes, rows, Axis::new("rank-1 cpu", columns.to_vec(), cpu_nodes(columns)))
+    } else {
+        let device_nodes = columns.iter().map(|&id| node_of_device(id)).collect();
+        let rows = Axis::new("cpu", rows.to_vec(), cpu_nodes(rows));
+        (sizes, rows, Axis::new("device", columns.to_vec(), device_nodes))
+    }
+}
+
+/// The summary row of one matrix; `None` when nothing was measured.
+#[must_use]
+pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
+    let mut rates: Vec<f64> = slice.measured().collect();
+    rates.sort_unstable_by(f64::total_cmp);
+    let q = |q| quantile_sorted(&rates, q);
+    (!rates.is_empty()).then(|| SummaryRow {
+        sweep: slice.sweep,
+        bytes: slice.bytes,
+        load: slice.load.to_owned(),
+        rate: if slice.sweep.is_pair() { "per_rank" } else { slice.sweep.as_str() }.to_owned(),
+        memory: if slice.pageable { "pageable" } else { "page_locked" }.to_owned(),
+        count: rates.len() as u64,
+        min: q(0.0),
+        p10: q(0.1),
+        median: q(0.5),
+        p90: q(0.9),
+        max: q(1.0),
+    })
+}
+
+#[cfg(feature = "xlsx")]
+fn affinity_table(affinity: &AffinityFile) -> crate::output::xlsx::Table {
+    use crate::output::xlsx::{Table, Value};
+    let number = |value: Option<f64>| value.map_or(Value::Empty, Value::Number);
+    #[allow(clippy::cast_precision_loss, reason = "ids are small")]
+    let wide = |value: Option<i64>| number(value.map(|value| value as f64));
+    let rows = affinity
+        .cpus
+        .iter()
+        .map(|cpu| {
+            vec![
+                number(Some(f64::from(cpu.cpu.0))),
+                Value::Bool(cpu.online),
+                Value::Bool(cpu.allowed),
+                cpu.bindable.map_or(Value::Empty, Value::Bool),
+                number(cpu.numa_node.map(|node| f64::from(node.0))),
+                wide(cpu.socket_id),
+                wide(cpu.core_id),
+                Value::Text(cpu.thread_siblings.clone()),
+                cpu.reason.clone().map_or(Value::Empty, Value::Text),
+            ]
+        })
+        .collect();
+    let header = [
+        "cpu",
+        "online",
+        "allowed",
+        "bindable",
+        "numa_node",
+        "socket_id",
+        "core_id",
+        "thread_siblings",
+        "reason",
+    ];
+    Table::new("Affinity", &header, rows)
+}
+
+#[cfg(feature = "xlsx")]
+fn environment_table(manifest: &Manifest) -> crate::output::xlsx::Table {
+    use crate::output::xlsx::{Table, Value};
+    let mut rows = Vec::new();
+    let mut push = |key: String, value: &serde_json::Value| {
+        let text = match value {
+            serde_json::Value::Null => return,
+            serde_json::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        rows.push(vec![Value::Text(key), Value::Text(text)]);
+    };
+    push("tool version".to_owned(), &manifest.tool.version.clone().into());
+    push("command".to_owned(), &manifest.command.clone().into());
+    push("order".to_owned(), &manifest.order.clone().into());
+    push("seed".to_owned(), &manifest.seed.into());
+    let tree = |value: Result<serde_json::Value, serde_json::Error>| match value {
+        Ok(serde_json::Value::Object(map)) => map,
+        _ => serde_json::Map::new(),
+    };
+    for (key, value) in tree(serde_json::to_value(&manifest.environment)) {
+        push(key, &value);
+    }
+    for (key, value) in tree(serde_json::to_value(&manifest.plan)) {
+        for (field, value) in tree(Ok(value)) {
+            push(format!("plan.{key}.{field}"), &value);
+        }
+    }
+    for device in &manifest.devices {
+        let value = serde_json::to_value(device).unwrap_or_default();
+        push(format!("device {}", device.id), &value);
+    }
+    Table::new("Environment", &["key", "value"], rows)
+}

@@ -1,0 +1,763 @@
+//! The result folder of a run: manifest, log, lock, resume.
+//!
+//! | file | content | written |
+//! |---|---|---|
+//! | `run.json` | [`Manifest`] | by rename, before the first point and at the end |
+//! | `samples.jsonl` | one [`Sample`] per line | one write per point, append-only |
+//! | `affinity.json` | the census | before the first point |
+//!
+//! Everything else in the folder is derived from these three, see [`report`](crate::report).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use cluster_health_core::affinity::{Census, CpuRecord};
+use cluster_health_core::{ByteSize, Machine};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::environment::Environment;
+use crate::error::{Error, Result};
+use crate::plan::H2dPlan;
+use crate::samples::{PointStatus, Sample, Sweep};
+use crate::sweep::Timings;
+
+/// Version of all files in the folder.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// A line of the log is never longer; anything longer is not a line of ours.
+const LONGEST_LINE: u64 = 16 << 20;
+
+/// Name of the log.
+pub const SAMPLES: &str = "samples.jsonl";
+/// Name of the manifest.
+pub const MANIFEST: &str = "run.json";
+/// Name of the census.
+pub const AFFINITY: &str = "affinity.json";
+
+/// Where a run stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RunStatus {
+    /// In progress, or killed.
+    Running,
+    /// Every point of the plan was visited.
+    Complete,
+    /// Stopped before the last point; `--resume` goes on.
+    Interrupted,
+}
+
+/// Which program wrote the folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Tool {
+    /// Its version.
+    pub version: String,
+}
+
+/// One uninterrupted stretch of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Segment {
+    /// UTC, RFC 3339.
+    pub start: String,
+    /// UTC, RFC 3339; `None` while running or after a crash.
+    pub end: Option<String>,
+    /// First point of the stretch.
+    pub first_seq: u64,
+    /// First bind to last sample on the machine's clock.
+    #[serde(default)]
+    pub wall_ns: u64,
+    /// Real time, outputs excluded.
+    #[serde(default)]
+    pub host_ns: u64,
+}
+
+/// Number of points by how they ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PointCounts {
+    /// Timed.
+    pub measured: u64,
+    /// Not started.
+    pub skipped: u64,
+    /// Failed, or wrong data.
+    pub failed: u64,
+    /// Faster than the path can be.
+    pub implausible: u64,
+}
+
+impl PointCounts {
+    /// Counts one point.
+    pub fn add(&mut self, status: PointStatus) {
+        match status {
+            PointStatus::Measured => self.measured += 1,
+            PointStatus::Skipped => self.skipped += 1,
+            PointStatus::Failed => self.failed += 1,
+            PointStatus::Implausible => self.implausible += 1,
+        }
+    }
+
+    /// True when every point was measured.
+    #[must_use]
+    pub fn all_measured(&self) -> bool {
+        self.skipped + self.failed + self.implausible == 0
+    }
+}
+
+/// Rates over the measured cells of one size: decimal GB/s, quantiles of type 7.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SummaryRow {
+    /// What was measured.
+    pub sweep: Sweep,
+    /// Bytes per copy; per rank in collectives.
+    pub bytes: ByteSize,
+    /// Load profile.
+    pub load: String,
+    /// `h2d`, or `per_rank` for pairs.
+    pub rate: String,
+    /// `page_locked` or `pageable` host memory; never mixed in one row.
+    pub memory: String,
+    /// Measured cells.
+    pub count: u64,
+    /// Slowest cell.
+    pub min: f64,
+    /// 10th percentile.
+    pub p10: f64,
+    /// Median.
+    pub median: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// Fastest cell.
+    pub max: f64,
+}
+
+/// A device as the run saw it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceRecord {
+    /// Physical id, as everywhere in the folder.
+    pub id: u32,
+    /// The runtime's own number.
+    pub runtime_id: i64,
+    /// Model name.
+    pub name: String,
+    /// NUMA node next to it.
+    pub numa_node: Option<u32>,
+    /// Its memory.
+    pub memory_bytes: Option<u64>,
+    /// Why it could not be used.
+    pub unavailable: Option<String>,
+}
+
+/// What an import knows instead of a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ImportPlan {
+    /// `clusterhealthdetect` or `csv`.
+    pub format: String,
+    /// The sweep of the sources.
+    pub sweep: Sweep,
+    /// Names of the source files.
+    pub sources: Vec<String>,
+    /// True when the scan order was assumed, not told.
+    pub scan_order_assumed: bool,
+    /// Row ids.
+    pub rows: Vec<u32>,
+    /// Column ids.
+    pub columns: Vec<u32>,
+    /// Bytes per copy, ascending.
+    pub sizes: Vec<ByteSize>,
+    /// Devices of rank 0 and 1.
+    pub device_pair: Option<[u32; 2]>,
+}
+
+/// What the run set out to do.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlanRecord {
+    /// The H2D sweep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub h2d: Option<H2dPlan>,
+    /// An import of somebody else's measurement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub import: Option<ImportPlan>,
+}
+
+impl PlanRecord {
+    /// The record of an H2D sweep.
+    #[must_use]
+    pub fn of_h2d(plan: H2dPlan) -> Self {
+        Self { h2d: Some(plan), import: None }
+    }
+}
+
+/// The content of `run.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Manifest {
+    /// [`SCHEMA_VERSION`] of the writer.
+    pub schema_version: u32,
+    /// Who wrote it.
+    pub tool: Tool,
+    /// The command that made the folder, for example `all`.
+    pub command: String,
+    /// What it set out to do.
+    pub plan: PlanRecord,
+    /// Seed of all orders.
+    pub seed: u64,
+    /// `blocks`, `sequential` or `imported-…`.
+    pub order: String,
+    /// Host, kernel, process.
+    pub environment: Environment,
+    /// Devices by physical id.
+    pub devices: Vec<DeviceRecord>,
+    /// Where the time went, all segments together.
+    pub timings: Timings,
+    /// First bind to last sample on the machine's clock (virtual on a synthetic machine), summed
+    /// over the segments.
+    pub wall_ns: u64,
+    /// Real time, summed over the segments.
+    pub host_ns: u64,
+    /// Uninterrupted stretches.
+    pub segments: Vec<Segment>,
+    /// Where the run stands.
+    pub status: RunStatus,
+    /// Rates per size.
+    pub summary: Vec<SummaryRow>,
+    /// Points by how they ended.
+    pub points: PointCounts,
+    /// `None`: not judged.
+    pub verdict: Option<String>,
+    /// What a reader should know before trusting the numbers.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+impl Manifest {
+    /// A manifest at the start of a run on `machine`.
+    #[must_use]
+    pub fn of_machine(command: &str, plan: PlanRecord, machine: &Machine) -> Self {
+        let (seed, order) = plan.h2d.as_ref().map_or((0, "blocks"), |plan| {
+            (
+                plan.seed,
+                match plan.order {
+                    crate::plan::Order::Blocks => "blocks",
+                    crate::plan::Order::Sequential => "sequential",
+                },
+            )
+        });
+        let devices = machine
+            .devices()
+            .iter()
+            .map(|device| {
+                let info = device.info();
+                DeviceRecord {
+                    id: info.id.0,
+                    runtime_id: info.runtime_id,
+                    name: info.name.clone(),
+                    numa_node: info.node.map(|node| node.0),
+                    memory_bytes: info.memory.map(ByteSize::bytes),
+                    unavailable: info.unavailable.clone(),
+                }
+            })
+            .collect();
+        Self {
+            seed,
+            devices,
+            environment: Environment::of(machine),
+            ..Self::empty(command, plan, order.to_owned())
+        }
+    }
+
+    /// A manifest without machine.
+    #[must_use]
+    pub fn empty(command: &str, plan: PlanRecord, order: String) -> Self {
+        Self {
+            schema_version: SCHEMA_VERSION,
+            tool: Tool { version: env!("CARGO_PKG_VERSION").to_owned() },
+            command: command.to_owned(),
+            plan,
+            seed: 0,
+            order,
+            environment: Environment::default(),
+            devices: Vec::new(),
+            timings: Timings::default(),
+            wall_ns: 0,
+            host_ns: 0,
+            segments: Vec::new(),
+            status: RunStatus::Running,
+            summary: Vec::new(),
+            points: PointCounts::default(),
+            verdict: None,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Reads `run.json`.
+    ///
+    /// # Errors
+    /// When it is missing, not ours, or of a newer schema.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let value: Value = read_json(&dir.join(MANIFEST))?;
+        let place = || dir.join(MANIFEST).display().to_string();
+        match value.get("schema_version").and_then(Value::as_u64) {
+            Some(version) if version <= u64::from(SCHEMA_VERSION) => {}
+            Some(version) => {
+                return Err(Error::format(
+                    place(),
+                    format!(
+                        "schema version {version} is newer than this program's {SCHEMA_VERSION}; \
+                         use a newer cluster-health"
+                    ),
+                ));
+            }
+            None => return Err(Error::format(place(), "no schema_version: not a result folder")),
+        }
+        serde_json::from_value(value).map_err(|error| Error::format(place(), error.to_string()))
+    }
+}
+
+/// UTC now, RFC 3339 with seconds.
+#[must_use]
+pub fn utc_now() -> String {
+    let now = time::OffsetDateTime::now_utc();
+    now.replace_nanosecond(0)
+        .unwrap_or(now)
+        .format(&time::format_description::well_known::Rfc3339)
+        .unwrap_or_default()
+}
+
+/// Reads a JSON file of at most 1 GiB.
+///
+/// # Errors
+/// When it cannot be read or is not what is expected; the error names file, line and column.
+pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+    let file = File::open(path).map_err(|error| Error::io("reading", path, error))?;
+    let mut text = Vec::new();
+    file.take(1 << 30).read_to_end(&mut text).map_err(|error| Error::io("reading", path, error))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| Error::format(path.display().to_string(), error.to_string()))
+}
+
+/// Writes a file by rename, so that a reader sees the old or the new one and never half of one.
+///
+/// # Errors
+/// When the folder cannot be written; the old file is then untouched.
+pub fn write_by_rename(
+    path: &Path,
+    write: impl FnOnce(&mut io::BufWriter<File>) -> io::Result<()>,
+) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".tmp");
+    let temporary = path.with_file_name(name);
+    let result = File::create(&temporary).and_then(|file| {
+        let mut out = io::BufWriter::new(file);
+        write(&mut out)?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_data()?;
+        fs::rename(&temporary, path)
+    });
+    result.map_err(|error| {
+        // The half-written temporary is of no use; that it may stay behind changes nothing.
+        fs::remove_file(&temporary).ok();
+        Error::io("writing", path, error)
+    })
+}
+
+/// Writes pretty JSON by rename.
+///
+/// # Errors
+/// As [`write_by_rename`].
+pub fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    write_by_rename(path, |out| {
+        serde_json::to_writer_pretty(&mut *out, value)?;
+        out.write_all(b"\n")
+    })
+}
+
+/// The content of `affinity.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AffinityFile {
+    /// UTC, RFC 3339.
+    #[serde(default)]
+    pub created_at: String,
+    /// Counts and reasons.
+    #[serde(default)]
+    pub summary: Value,
+    /// One record per present CPU.
+    pub cpus: Vec<CpuRecord>,
+}
+
+impl AffinityFile {
+    /// The census with the time it is written.
+    #[must_use]
+    pub fn of(census: &Census) -> Self {
+        Self {
+            created_at: utc_now(),
+            summary: serde_json::to_value(census.summary()).unwrap_or_default(),
+            cpus: census.cpus.clone(),
+        }
+    }
+
+    /// NUMA node of each CPU that has one.
+    #[must_use]
+    pub fn nodes(&self) -> BTreeMap<u32, u32> {
+        self.cpus.iter().filter_map(|cpu| Some((cpu.cpu.0, cpu.numa_node?.0))).collect()
+    }
+}
+
+/// Reads a log line by line.
+#[derive(Debug)]
+pub struct SampleReader {
+    input: BufReader<File>,
+    path: PathBuf,
+    line: Vec<u8>,
+    number: u64,
+    /// Bytes up to the end of the last line that was read whole.
+    end: u64,
+}
+
+/// A line that is not a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BadLine {
+    /// Number from 1.
+    pub line: u64,
+    /// What is wrong.
+    pub reason: String,
+    /// True for a last line without its end: the point that was in flight at a crash.
+    pub torn: bool,
+}
+
+impl SampleReader {
+    /// Opens the log of a result folder.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let path = dir.join(SAMPLES);
+        let file = File::open(&path).map_err(|error| Error::io("reading", &path, error))?;
+        let input = BufReader::with_capacity(1 << 18, file);
+        Ok(Self { input, path, line: Vec::new(), number: 0, end: 0 })
+    }
+
+    /// The next line: a sample, or why it is none; `None` at the end.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn next_line(&mut self) -> Result<Option<Result<Sample, BadLine>>> {
+        self.line.clear();
+        let mut limited = (&mut self.input).take(LONGEST_LINE);
+        let length = limited
+            .read_until(b'\n', &mut self.line)
+            .map_err(|error| Error::io("reading", &self.path, error))?;
+        if length == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        let bad = |reason: String, torn| BadLine { line: self.number, reason, torn };
+        if self.line.last() != Some(&b'\n') {
+            return if length as u64 == LONGEST_LINE {
+                Err(Error::format(
+                    format!("{}, line {}", self.path.display(), self.number),
+                    "longer than any line of a log",
+                ))
+            } else {
+                Ok(Some(Err(bad("the line has no end".to_owned(), true))))
+            };
+        }
+        self.end += length as u64;
+        let sample = serde_json::from_slice::<Sample>(&self.line);
+        Ok(Some(sample.map_err(|error| bad(error.to_string(), false))))
+    }
+
+    /// Bytes up to the end of the last whole line.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+}
+
+/// Every bad line is an error; a torn tail is the end.
+impl Iterator for SampleReader {
+    type Item = Result<Sample>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.next_line() {
+            Err(error) => Some(Err(error)),
+            Ok(None) => None,
+            Ok(Some(Ok(sample))) => Some(Ok(sample)),
+            Ok(Some(Err(bad))) if bad.torn => None,
+            Ok(Some(Err(bad))) => Some(Err(Error::format(
+                format!("{}, line {}", self.path.display(), bad.line),
+                bad.reason,
+            ))),
+        }
+    }
+}
+
+/// A result folder that this process writes; locked until it is dropped.
+#[derive(Debug)]
+pub struct RunFolder {
+    dir: PathBuf,
+    log: File,
+    /// Bytes of whole lines in the log.
+    len: u64,
+    line: Vec<u8>,
+    /// Lines that are not in the log yet; only used while it is rebuilt from memory.
+    next_seq: u64,
+}
+
+/// How a folder is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OpenMode {
+    /// The folder must be absent or empty.
+    #[default]
+    New,
+    /// Results of an earlier run in it are replaced.
+    Force,
+    /// An interrupted run of the same plan goes on; absent or empty = start.
+    Resume,
+}
+
+/// What opening a folder found.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Opened {
+    /// Start from the first point.
+    Fresh(RunFolder),
+    /// Go on; the manifest is the one of the interrupted run.
+    Interrupted(RunFolder, Box<Manifest>),
+    /// Nothing to do.
+    Complete(Box<Manifest>),
+}
+
+fn lock(file: &File, dir: &Path) -> Result<()> {
+    use rustix::fs::{FlockOperation, flock};
+    flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+        Error::Busy(format!(
+            "--out: {} is in use by another run; wait for it or choose another folder",
+            dir.display()
+        ))
+    })
+}
+
+/// Files of a result folder: only these are ever replaced.
+fn is_ours(name: &str) -> bool {
+    let fixed = [
+        MANIFEST,
+        SAMPLES,
+        AFFINITY,
+        "matrices.xlsx",
+        "report.md",
+        "calibration.json",
+        "placement.json",
+    ];
+    let name = name.strip_suffix(".tmp").unwrap_or(name);
+    let matrix = (name.starts_with("h2d-") || name.starts_with("core-pair-"))
+        && [".csv", ".npy", ".png"].iter().any(|end| name.ends_with(end));
+    fixed.contains(&name) || matrix
+}
+
+impl RunFolder {
+    /// Opens `dir` for a run that `manifest` describes.
+    ///
+    /// # Errors
+    /// When the folder cannot be written, is not empty ([`OpenMode::New`]), is in use, or holds
+    /// another plan's run ([`OpenMode::Resume`]).
+    pub fn open(dir: &Path, mode: OpenMode, manifest: &Manifest) -> Result<Opened> {
+        fs::create_dir_all(dir).map_err(|error| Error::io("creating", dir, error))?;
+        let mut names = Vec::new();
+        for entry in fs::read_dir(dir).map_err(|error| Error::io("reading", dir, error))? {
+            let entry = entry.map_err(|error| Error::io("reading", dir, error))?;
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+        let has_run = names.iter().any(|name| name == MANIFEST);
+        match mode {
+            OpenMode::New if !names.is_empty() => {
+                return Err(Error::invalid(
+                    "--out",
+                    format!(
+                        "{} is not empty; use --resume to go on with an interrupted run, --force \
+                         to replace its results, or another folder",
+                        dir.display()
+                    ),
+                ));
+            }
+            OpenMode::Resume if has_run => return Self::resume(dir, manifest),
+            OpenMode::Resume if names.iter().any(|name| name != SAMPLES) => {
+                return Err(Error::invalid(
+                    "--resume",
+                    format!("{} is not empty and holds no run.json", dir.display()),
+                ));
+            }
+            _ => {}
+        }
+        let folder = Self::locked(dir)?;
+        folder.log.set_len(0).map_err(|error| Error::io("writing", dir.join(SAMPLES), error))?;
+        for name in names.iter().filter(|name| is_ours(name) && *name != SAMPLES) {
+            let path = dir.join(name);
+            fs::remove_file(&path).map_err(|error| Error::io("replacing", &path, error))?;
+        }
+        Ok(Opened::Fresh(folder))
+    }
+
+    fn locked(dir: &Path) -> Result<Self> {
+        let path = dir.join(SAMPLES);
+        let log = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(|error| Error::io("opening", &path, error))?;
+        lock(&log, dir)?;
+        Ok(Self { dir: dir.to_owned(), log, len: 0, line: Vec::with_capacity(1024), next_seq: 0 })
+    }
+
+    fn resume(dir: &Path, wanted: &Manifest) -> Result<Opened> {
+        let mut folder = Self::locked(dir)?;
+        let found = Manifest::read(dir)?;
+        if let Some(difference) = difference(&found, wanted) {
+            return Err(Error::invalid(
+                "--resume",
+                format!("{} holds a different run: {difference}", dir.display()),
+            ));
+        }
+        if found.status == RunStatus::Complete {
+            return Ok(Opened::Complete(Box::new(found)));
+        }
+        let mut reader = SampleReader::open(dir)?;
+        for sample in reader.by_ref() {
+            folder.next_seq = sample?.seq + 1;
+        }
+        folder.len = reader.end();
+        let path = dir.join(SAMPLES);
+        folder
+            .log
+            .set_len(folder.len)
+            .and_then(|()| folder.log.seek(SeekFrom::Start(folder.len)))
+            .map_err(|error| Error::io("resuming", &path, error))?;
+        Ok(Opened::Interrupted(folder, Box::new(found)))
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Place of the next point: above 0 in a resumed run.
+    #[must_use]
+    pub fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
+    /// Time from the run's first bind to now, for a run that goes on on a real machine: the last
+    /// point's end and the pause since, which a clock that was set back cannot make negative.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn elapsed_ns(&self, machine: &Machine) -> Result<u64> {
+        let mut last = None;
+        for sample in SampleReader::open(&self.dir)? {
+            last = Some(sample?);
+        }
+        let Some(last) = last else { return Ok(0) };
+        let spent =
+            last.bind_ns + last.touch_ns + last.warmup_ns.iter().chain(&last.iter_ns).sum::<u64>();
+        let pause = if machine.has_virtual_time() {
+            0
+        } else {
+            let written = self.log.metadata().and_then(|data| data.modified()).ok();
+            written
+                .and_then(|time| SystemTime::now().duration_since(time).ok())
+                .and_then(|pause| u64::try_from(pause.as_nanos()).ok())
+                .unwrap_or(0)
+        };
+        Ok(last.t_ns.unwrap_or(0) + spent + pause)
+    }
+
+    /// Appends one line with one write.
+    ///
+    /// # Errors
+    /// When the line cannot be written whole: what was written before stays valid, the part of
+    /// this line is cut off.
+    pub fn append(&mut self, sample: &Sample) -> Result<()> {
+        let path = || self.dir.join(SAMPLES);
+        self.line.clear();
+        serde_json::to_writer(&mut self.line, sample)
+            .map_err(|error| Error::io("writing", path(), error.into()))?;
+        self.line.push(b'\n');
+        if let Err(error) = self.log.write_all(&self.line) {
+            // A torn tail would be cut off by a reader as well.
+            self.log.set_len(self.len).ok();
+            self.log.seek(SeekFrom::Start(self.len)).ok();
+            return Err(Error::io("writing", path(), error));
+        }
+        self.len += self.line.len() as u64;
+        self.next_seq = sample.seq + 1;
+        Ok(())
+    }
+
+    /// Makes sure that the log is on the disk.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn sync(&self) -> Result<()> {
+        self.log.sync_data().map_err(|error| Error::io("writing", self.dir.join(SAMPLES), error))
+    }
+
+    /// Writes `run.json`.
+    ///
+    /// # Errors
+    /// When it cannot be written; the old one is then untouched.
+    pub fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
+        write_json(&self.dir.join(MANIFEST), manifest)
+    }
+
+    /// Writes `affinity.json`.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_affinity(&self, census: &Census) -> Result<()> {
+        write_json(&self.dir.join(AFFINITY), &AffinityFile::of(census))
+    }
+}
+
+/// The first difference between a run and what is asked for now, in words.
+fn difference(found: &Manifest, wanted: &Manifest) -> Option<String> {
+    let value = |manifest: &Manifest| serde_json::to_value(&manifest.plan).unwrap_or_default();
+    if found.environment.backend != wanted.environment.backend {
+        return Some(format!(
+            "backend: {} then, {} now",
+            found.environment.backend, wanted.environment.backend
+        ));
+    }
+    if found.environment.scenario != wanted.environment.scenario {
+        return Some("the scenario of the synthetic machine changed".to_owned());
+    }
+    first_difference("plan", &value(found), &value(wanted))
+}
+
+fn first_difference(place: &str, found: &Value, wanted: &Value) -> Option<String> {
+    match (found, wanted) {
+        (Value::Object(left), Value::Object(right)) => {
+            left.keys().chain(right.keys()).find_map(|key| {
+                let get = |map: &serde_json::Map<String, Value>| {
+                    map.get(key).cloned().unwrap_or(Value::Null)
+                };
+                first_difference(&format!("{place}.{key}"), &get(left), &get(right))
+            })
+        }
+        _ if found == wanted => None,
+        _ => Some(format!("{place}: {found} then, {wanted} now")),
+    }
+}

@@ -1,0 +1,557 @@
+//! The H2D sweep: CPU core × device, copies by the bound core from its node's arena.
+
+use std::collections::BTreeMap;
+
+use cluster_health_core::{
+    Bandwidth, Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, HostBuffer, HostMemory, Machine,
+    NodeId, PointContext, Stream, TagPattern, Transfer,
+};
+use ndarray::{ArrayView2, ArrayView3};
+
+use super::Timings;
+use super::warmup::{Verdict, Warmup};
+use crate::error::{Error, Result};
+use crate::estimate::{Estimates, axes_of_plan};
+use crate::matrix::{CellStatus, Matrix};
+use crate::observer::{Observer, Progress};
+use crate::plan::{ArenaPolicy, CheckPolicy, H2dPlan, MAX_BLOCKS, PROBE_SIZE};
+use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep, Timer};
+use crate::schedule::{PlannedPoint, Schedule};
+
+/// Result of an H2D sweep.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct H2dMatrix {
+    /// Rates, statuses and spread, sizes × CPUs × devices.
+    pub matrix: Matrix,
+    /// How the sweep ended.
+    pub end: SweepEnd,
+}
+
+impl H2dMatrix {
+    /// Rates: sizes × CPUs × devices, decimal GB/s, NaN = not measured.
+    #[must_use]
+    pub fn gbps(&self) -> ArrayView3<'_, f64> {
+        self.matrix.gbps()
+    }
+
+    /// Rates of one size: CPUs × devices, decimal GB/s, NaN = not measured; `None` when the size
+    /// was not part of the plan.
+    #[must_use]
+    pub fn gbps_at(&self, size: ByteSize) -> Option<ArrayView2<'_, f64>> {
+        let index = self.matrix.sizes.iter().position(|candidate| *candidate == size)?;
+        Some(self.matrix.gbps.index_axis(ndarray::Axis(0), index))
+    }
+
+    /// How each cell came out: sizes × CPUs × devices.
+    #[must_use]
+    pub fn status(&self) -> ArrayView3<'_, CellStatus> {
+        self.matrix.status.view()
+    }
+}
+
+/// How a sweep ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SweepEnd {
+    /// False when it was cancelled before its last point.
+    pub complete: bool,
+    /// Where the time went, in this call.
+    pub timings: Timings,
+    /// Points measured, skipped and failed in this call.
+    pub points: u64,
+}
+
+/// Measures a plan from its first point.
+///
+/// The calling thread is bound to one CPU after another and restored at the end.
+///
+/// # Errors
+/// When buffers cannot be had or the observer fails. A cell that cannot be measured is a cell
+/// status, not an error.
+///
+/// # Thread binding
+/// Call it from a thread whose binding does not matter meanwhile.
+pub fn h2d(machine: &Machine, plan: &H2dPlan, observer: &mut dyn Observer) -> Result<H2dMatrix> {
+    h2d_from(machine, plan, &mut std::iter::empty(), 0, observer)
+}
+
+/// Goes on with an interrupted sweep: `before` are its samples, in order, `start_ns` the time from
+/// its first bind to now.
+///
+/// # Errors
+/// As [`h2d`]; also when the samples are not the beginning of this plan's schedule.
+pub fn h2d_from(
+    machine: &Machine,
+    plan: &H2dPlan,
+    before: &mut dyn Iterator<Item = Result<Sample>>,
+    start_ns: u64,
+    observer: &mut dyn Observer,
+) -> Result<H2dMatrix> {
+    let (rows, columns) = axes_of_plan(
+        plan,
+        |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
+        |id| machine.device(DeviceId(id)).and_then(|device| device.info().node).map(|node| node.0),
+    );
+    let mut estimates = Estimates::new(Sweep::H2d, "idle", plan.sizes.clone(), rows, columns);
+    machine.advance_virtual_time(start_ns);
+    let mut engine = Engine::new(machine, plan, start_ns)?;
+    let mut schedule = Schedule::new(plan, machine);
+    let mut end = SweepEnd::default();
+    let mut total = schedule.block_len() as u64 * u64::from(plan.repeats);
+    for block in 0..plan.repeats.max(if plan.ci.is_some() { MAX_BLOCKS } else { 0 }) {
+        let points = if block < plan.repeats {
+            schedule.next_block(None)
+        } else {
+            let Some(width) = plan.ci else { break };
+            let wanted = estimates.wider_than(width);
+            if wanted.is_empty() {
+                break;
+            }
+            schedule
+                .next_block(Some(&|cell, bytes| wanted.contains(&(bytes, cell.row, cell.column))))
+        };
+        total = total.max(points.last().map_or(0, |last| last.seq + 1));
+        for point in points {
+            if let Some(sample) = before.next().transpose()? {
+                engine.recall(&point, &sample)?;
+                estimates.add(&sample);
+                continue;
+            }
+            if observer.is_cancelled() {
+                return Ok(engine.finish(estimates, end));
+            }
+            if engine.changes_cpu(&point) {
+                observer.between_visits(&Progress {
+                    done: point.seq,
+                    total,
+                    bytes: engine.bytes,
+                    elapsed_ns: engine.elapsed_ns(),
+                });
+            }
+            let sample = engine.measure(&point);
+            estimates.add(sample);
+            observer.sample(sample)?;
+            end.points += 1;
+        }
+    }
+    if let Some(extra) = before.next().transpose()? {
+        return Err(not_this_plan(&extra));
+    }
+    observer.between_visits(&Progress {
+        done: total,
+        total,
+        bytes: engine.bytes,
+        elapsed_ns: engine.elapsed_ns(),
+    });
+    end.complete = true;
+    Ok(engine.finish(estimates, end))
+}
+
+fn not_this_plan(sample: &Sample) -> Error {
+    Error::format(
+        format!("samples.jsonl, seq {}", sample.seq),
+        "is not the point that this plan has there",
+    )
+}
+
+/// Host memory that copies start from.
+struct Arena {
+    buffer: HostBuffer,
+    page_nodes: Option<BTreeMap<u32, u32>>,
+}
+
+impl Arena {
+    fn new(machine: &Machine, size: ByteSize) -> Result<Self> {
+        let buffer = HostBuffer::new(machine, size, HostMemory::PageLocked)?;
+        let page_nodes = buffer
+            .page_nodes()
+            .map(|nodes| nodes.into_iter().map(|(node, pages)| (node.0, pages)).collect());
+        Ok(Self { buffer, page_nodes })
+    }
+}
+
+/// One device's end of the copies.
+struct Lane {
+    stream: Stream,
+    target: DeviceBuffer,
+}
+
+/// What a point needs between its checks: buffers, streams, the bound thread and the clock.
+struct Engine<'a> {
+    machine: &'a Machine,
+    plan: &'a H2dPlan,
+    /// Two per node, exchanged between blocks: speed can belong to a buffer.
+    arenas: BTreeMap<Option<NodeId>, [Arena; 2]>,
+    /// The arena of `--arena core`.
+    own: Option<Arena>,
+    lanes: Vec<Result<Lane, String>>,
+    binding: Option<Binding>,
+    bound: Option<CpuId>,
+    visit: Option<u64>,
+    /// Fastest transfer per size and device, timed or not.
+    best: BTreeMap<ByteSize, Vec<Option<u64>>>,
+    /// Reused for every point, so that measuring does not allocate.
+    sample: Sample,
+    timings: Timings,
+    bytes: u64,
+    /// The machine's clock at the run's first bind, set by the first point.
+    origin: Option<u64>,
+    start_ns: u64,
+    last_end: u64,
+}
+
+impl<'a> Engine<'a> {
+    /// Allocates and touches everything before the first bind.
+    fn new(machine: &'a Machine, plan: &'a H2dPlan, start_ns: u64) -> Result<Self> {
+        let began = machine.now_ns();
+        let size = if plan.has_probes() { plan.largest().max(PROBE_SIZE) } else { plan.largest() };
+        let mut arenas = BTreeMap::new();
+        if plan.arena == ArenaPolicy::Node {
+            for (node, cpu) in plan.nodes(machine) {
+                // Touched from a CPU of the node, so that the kernel places the pages there.
+                let binding = machine.bind(cpu)?;
+                arenas.insert(node, [Arena::new(machine, size)?, Arena::new(machine, size)?]);
+                drop(binding);
+            }
+        }
+        let mut lanes = Vec::with_capacity(plan.devices.len());
+        for id in &plan.devices {
+            lanes.push(match plan.unusable_devices.get(id) {
+                Some(reason) => Err(reason.clone()),
+                None => Self::lane(machine, *id, size).map_err(|error| error.to_string()),
+            });
+        }
+        if lanes.iter().all(Result::is_err) {
+            let reasons: Vec<String> = lanes.into_iter().filter_map(Result::err).take(4).collect();
+            return Err(Error::invalid(
+                "--devices",
+                format!("nothing can be measured: {}", reasons.join("; ")),
+            ));
+        }
+        let now = machine.now_ns();
+        let mut sample = Sample::new(0, Sweep::H2d, ByteSize(0));
+        sample.iter_ns.reserve(plan.iters as usize);
+        sample.warmup_ns.reserve(plan.warmup.unwrap_or(32) as usize);
+        Ok(Self {
+            machine,
+            plan,
+            arenas,
+            own: None,
+            lanes,
+            binding: None,
+            bound: None,
+            visit: None,
+            best: BTreeMap::new(),
+            sample,
+            timings: Timings { setup_ns: now - began, ..Timings::default() },
+            bytes: 0,
+            origin: None,
+            start_ns,
+            last_end: now,
+        })
+    }
+
+    fn lane(machine: &Machine, id: DeviceId, size: ByteSize) -> Result<Lane> {
+        let device = machine
+            .device(id)
+            .ok_or_else(|| Error::invalid("--devices", format!("device {id} does not exist")))?;
+        Ok(Lane { stream: Stream::new(&device)?, target: DeviceBuffer::new(&device, size)? })
+    }
+
+    fn elapsed_ns(&self) -> u64 {
+        self.origin.map_or(0, |origin| self.machine.now_ns().saturating_sub(origin))
+    }
+
+    fn changes_cpu(&self, point: &PlannedPoint) -> bool {
+        self.bound != Some(self.plan.cpus[point.cell.row])
+    }
+
+    /// Takes over what an interrupted run knew about the speed of a device and size.
+    fn recall(&mut self, point: &PlannedPoint, sample: &Sample) -> Result<()> {
+        let expected = (self.plan.cpus[point.cell.row].0, self.plan.devices[point.cell.column].0);
+        if sample.cell() != Some(expected)
+            || (sample.seq, sample.bytes, sample.block, sample.phase, sample.sentinel)
+                != (point.seq, point.bytes, point.block, point.phase, point.sentinel)
+        {
+            return Err(not_this_plan(sample));
+        }
+        if sample.status == PointStatus::Measured {
+            for &time in sample.warmup_ns.iter().chain(&sample.iter_ns) {
+                self.note_best(point, time);
+            }
+        }
+        Ok(())
+    }
+
+    fn note_best(&mut self, point: &PlannedPoint, time: u64) {
+        let devices = self.plan.devices.len();
+        let best = self.best.entry(point.bytes).or_insert_with(|| vec![None; devices]);
+        let best = &mut best[point.cell.column];
+        *best = Some(best.map_or(time, |best| best.min(time)));
+    }
+
+    /// Measures one point into the reused sample.
+    fn measure(&mut self, point: &PlannedPoint) -> &Sample {
+        let began = self.machine.now_ns();
+        let origin = *self.origin.get_or_insert(began);
+        let sample = &mut self.sample;
+        sample.seq = point.seq;
+        sample.t_ns = Some(self.start_ns + (began - origin));
+        sample.block = point.block;
+        sample.cpu = Some(self.plan.cpus[point.cell.row]);
+        sample.device = Some(self.plan.devices[point.cell.column]);
+        sample.bytes = point.bytes;
+        sample.phase = point.phase;
+        sample.sentinel = point.sentinel;
+        sample.reason = None;
+        sample.iter_ns.clear();
+        sample.warmup_ns.clear();
+        sample.touch_ns = 0;
+        sample.bind_ns = 0;
+        sample.pinned = None;
+        sample.page_nodes = None;
+        match &mut sample.ran_on {
+            RanOn::Thread(cpus) => cpus.clear(),
+            RanOn::Ranks(_) => sample.ran_on = RanOn::Thread(Vec::new()),
+        }
+        sample.timer = Timer::Host;
+        sample.arena = None;
+        sample.settled = true;
+        sample.check = DataCheck::Off;
+        let (status, reason) = match self.point(point) {
+            Ok(status) => status,
+            Err(Fault::Skipped(reason)) => (PointStatus::Skipped, Some(reason)),
+            Err(Fault::Failed(error)) => (PointStatus::Failed, Some(error.to_string())),
+        };
+        self.sample.status = status;
+        self.sample.reason = reason;
+        if status == PointStatus::Measured {
+            for index in 0..self.sample.iter_ns.len() {
+                self.note_best(point, self.sample.iter_ns[index]);
+            }
+        }
+        self.timings.iterations_ns += self.sample.iter_ns.iter().sum::<u64>();
+        self.timings.warmup_ns += self.sample.warmup_ns.iter().sum::<u64>();
+        self.timings.touch_ns += self.sample.touch_ns;
+        self.timings.bind_ns += self.sample.bind_ns;
+        let transfers = (self.sample.iter_ns.len() + self.sample.warmup_ns.len()) as u64;
+        self.bytes += transfers * point.bytes.bytes();
+        self.last_end = self.machine.now_ns();
+        &self.sample
+    }
+
+    fn point(&mut self, point: &PlannedPoint) -> Result<(PointStatus, Option<String>), Fault> {
+        let cpu = self.plan.cpus[point.cell.row];
+        if let Some(reason) = self.plan.unusable_cpus.get(&cpu) {
+            return Err(Fault::Skipped(reason.clone()));
+        }
+        if let Err(reason) = &self.lanes[point.cell.column] {
+            return Err(Fault::Skipped(reason.clone()));
+        }
+        self.machine.begin_point(&PointContext {
+            seq: point.seq,
+            visit: point.visit,
+            sweep_is_pair: false,
+            load: &self.sample.load,
+        });
+        let mut cold = self.bind(cpu)?;
+        let node = self.machine.node_of(cpu);
+        let arena = match self.plan.arena {
+            ArenaPolicy::Node => {
+                // Neighbouring rows start with different arenas, and every block exchanges them.
+                let which = (point.block as usize + point.cell.row) % 2;
+                self.sample.arena = u32::try_from(which).ok();
+                self.arenas.get_mut(&node).map(|pair| &mut pair[which])
+            }
+            ArenaPolicy::Core => {
+                if self.visit != Some(point.visit) || self.own.is_none() {
+                    cold = true;
+                    self.own = None;
+                    let size = self.lanes[point.cell.column]
+                        .as_ref()
+                        .map_or(0, |lane| lane.target.len() as u64);
+                    let start = self.machine.now_ns();
+                    self.own = Some(Arena::new(self.machine, ByteSize(size))?);
+                    self.sample.touch_ns = self.machine.now_ns() - start;
+                }
+                self.sample.arena = Some(0);
+                self.own.as_mut()
+            }
+        };
+        self.visit = Some(point.visit);
+        let (Some(arena), Ok(lane)) = (arena, &mut self.lanes[point.cell.column]) else {
+            return Err(Fault::Skipped(format!("CPU {cpu} has no arena")));
+        };
+        self.sample.pinned = Some(arena.buffer.pinned());
+        self.sample.page_nodes.clone_from(&arena.page_nodes);
+        let best = self.best.get(&point.bytes).and_then(|best| best[point.cell.column]);
+        let mut run = PointRun {
+            machine: self.machine,
+            plan: self.plan,
+            sample: &mut self.sample,
+            source: &mut arena.buffer,
+            lane,
+            check_ns: 0,
+        };
+        let result =
+            run.run(point, Warmup::new(self.plan.warmup, cold), best, self.binding.as_ref());
+        self.timings.check_ns += run.check_ns;
+        result
+    }
+
+    /// Binds the thread to `cpu`; true when it came from elsewhere.
+    fn bind(&mut self, cpu: CpuId) -> Result<bool, Fault> {
+        if self.bound == Some(cpu) {
+            return Ok(false);
+        }
+        let start = self.machine.now_ns();
+        self.bound = None;
+        let result = match &mut self.binding {
+            Some(binding) => binding.move_to(cpu),
+            None => self.machine.bind(cpu).map(|binding| self.binding = Some(binding)),
+        };
+        self.sample.bind_ns = self.machine.now_ns() - start;
+        match result {
+            Ok(()) => {
+                self.bound = Some(cpu);
+                Ok(true)
+            }
+            Err(error) => Err(Fault::Skipped(error.to_string())),
+        }
+    }
+
+    fn finish(mut self, estimates: Estimates, mut end: SweepEnd) -> H2dMatrix {
+        self.timings.wall_ns = self.origin.map_or(0, |origin| self.last_end - origin);
+        end.timings = self.timings;
+        H2dMatrix { matrix: estimates.into_matrix(), end }
+    }
+}
+
+/// Why a point has no times.
+enum Fault {
+    Skipped(String),
+    Failed(Error),
+}
+
+impl<E: Into<Error>> From<E> for Fault {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// One point with its buffers at hand.
+struct PointRun<'a> {
+    machine: &'a Machine,
+    plan: &'a H2dPlan,
+    sample: &'a mut Sample,
+    source: &'a mut HostBuffer,
+    lane: &'a mut Lane,
+    check_ns: u64,
+}
+
+impl PointRun<'_> {
+    fn run(
+        &mut self,
+        point: &PlannedPoint,
+        warmup: Warmup,
+        best: Option<u64>,
+        binding: Option<&Binding>,
+    ) -> Result<(PointStatus, Option<String>), Fault> {
+        let tags = match self.plan.check {
+            CheckPolicy::Off => None,
+            CheckPolicy::Tags => Some(TagPattern::sparse(point.seq ^ self.plan.seed, point.bytes)),
+            CheckPolicy::Full => Some(TagPattern::full(point.seq ^ self.plan.seed, point.bytes)),
+        };
+        if let Some(tags) = &tags {
+            let start = self.machine.now_ns();
+            self.source.write_tags(tags)?;
+            self.check_ns += self.machine.now_ns() - start;
+        }
+        if !warmup.is_empty() {
+            self.warm_up(point.bytes, &warmup, best)?;
+            self.check(tags.as_ref(), "after the warm-up")?;
+        }
+        self.timed(point.bytes, binding)?;
+        self.check(tags.as_ref(), "after the last iteration")?;
+        if let Some(expect) = self.plan.expect {
+            let fastest = self.sample.iter_ns.iter().min().copied().unwrap_or(0);
+            let rate = Bandwidth::of(point.bytes, ns_to_f64(fastest));
+            if !(rate.as_gb_per_second() <= 1.25 * expect.as_gb_per_second()) {
+                return Ok((
+                    PointStatus::Implausible,
+                    Some(format!("{rate} is above 1.25 × the declared {expect}")),
+                ));
+            }
+        }
+        Ok((PointStatus::Measured, None))
+    }
+
+    fn warm_up(
+        &mut self,
+        bytes: ByteSize,
+        warmup: &Warmup,
+        best: Option<u64>,
+    ) -> Result<(), Fault> {
+        let timeout = self.plan.timeout();
+        let (stream, target) = (&self.lane.stream, &mut self.lane.target);
+        let mut transfer = Transfer::to_device(stream, self.source, target, bytes, timeout)?;
+        loop {
+            let start = self.machine.now_ns();
+            transfer.issue()?;
+            transfer.wait()?;
+            self.sample.warmup_ns.push(self.machine.now_ns() - start);
+            match warmup.verdict(&self.sample.warmup_ns, best) {
+                Verdict::Again => {}
+                Verdict::Settled => return Ok(()),
+                Verdict::GiveUp => {
+                    self.sample.settled = false;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn timed(&mut self, bytes: ByteSize, binding: Option<&Binding>) -> Result<(), Fault> {
+        let timeout = self.plan.timeout();
+        let (stream, target) = (&self.lane.stream, &mut self.lane.target);
+        let mut transfer = Transfer::to_device(stream, self.source, target, bytes, timeout)?;
+        let RanOn::Thread(ran_on) = &mut self.sample.ran_on else { return Ok(()) };
+        for _ in 0..self.plan.iters {
+            let start = self.machine.now_ns();
+            transfer.issue()?;
+            transfer.wait()?;
+            let end = self.machine.now_ns();
+            self.sample.iter_ns.push(end - start);
+            let cpu = binding.and_then(|binding| binding.running_cpu().ok());
+            if let Some(cpu) = cpu
+                && !ran_on.contains(&cpu)
+            {
+                ran_on.push(cpu);
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, tags: Option<&TagPattern>, when: &str) -> Result<(), Fault> {
+        let Some(tags) = tags else { return Ok(()) };
+        let start = self.machine.now_ns();
+        let arrived = self.lane.target.check_tags(tags)?;
+        self.check_ns += self.machine.now_ns() - start;
+        if arrived {
+            self.sample.check = DataCheck::Ok;
+            Ok(())
+        } else {
+            self.sample.check = DataCheck::Mismatch;
+            Err(Fault::Failed(Error::output(
+                "data check",
+                format!("the destination does not hold what was sent ({when})"),
+            )))
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
+fn ns_to_f64(nanoseconds: u64) -> f64 {
+    nanoseconds as f64
+}

@@ -1,0 +1,38 @@
+//! Sweeps: a plan measured on a machine, point by point.
+
+mod h2d;
+mod warmup;
+
+pub use h2d::{H2dMatrix, SweepEnd, h2d, h2d_from};
+
+/// Where the time of a sweep went, nanoseconds of the machine's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Timings {
+    /// Timed iterations.
+    pub iterations_ns: u64,
+    /// Discarded transfers.
+    pub warmup_ns: u64,
+    /// Arena work between the first bind and the last sample.
+    pub touch_ns: u64,
+    /// Binding and its read-back.
+    pub bind_ns: u64,
+    /// Writing and comparing tags.
+    pub check_ns: u64,
+    /// First bind to last sample.
+    pub wall_ns: u64,
+    /// Arenas and device buffers before the first bind.
+    pub setup_ns: u64,
+}
+
+impl std::ops::AddAssign for Timings {
+    fn add_assign(&mut self, other: Self) {
+        self.iterations_ns += other.iterations_ns;
+        self.warmup_ns += other.warmup_ns;
+        self.touch_ns += other.touch_ns;
+        self.bind_ns += other.bind_ns;
+        self.check_ns += other.check_ns;
+        self.wall_ns += other.wall_ns;
+        self.setup_ns += other.setup_ns;
+    }
+}

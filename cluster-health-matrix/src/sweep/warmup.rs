@@ -1,0 +1,104 @@
+//! When a point has settled: the rule that ends its warm-up.
+
+/// Most discarded transfers of one point.
+const MOST_TRANSFERS: usize = 32;
+/// Longest warm-up of one point, nanoseconds.
+const LONGEST_NS: u64 = 100_000_000;
+/// Two consecutive transfers agree within this ratio.
+const AGREEMENT: f64 = 1.05;
+/// A settled transfer is this close to the best one seen for its device and size. Agreement alone
+/// accepts a stall that several transfers share.
+const NEAR_BEST: f64 = 1.25;
+
+/// What to do after a discarded transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Again,
+    Settled,
+    GiveUp,
+}
+
+/// The warm-up of one point.
+#[derive(Debug)]
+pub(super) struct Warmup {
+    /// Exactly so many transfers, when given.
+    exactly: Option<u32>,
+    /// The thread migrated or memory was allocated since the last transfer: caches and
+    /// translations are cold, so one good transfer is not enough.
+    cold: bool,
+}
+
+impl Warmup {
+    pub(super) fn new(exactly: Option<u32>, cold: bool) -> Self {
+        Self { exactly, cold }
+    }
+
+    /// True when the point needs no transfer at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.exactly == Some(0)
+    }
+
+    /// `seen` are the point's discarded transfers so far (at least one), `best` the fastest
+    /// transfer of this device and size before this point, where there was one.
+    pub(super) fn verdict(&self, seen: &[u64], best: Option<u64>) -> Verdict {
+        if let Some(exactly) = self.exactly {
+            return if seen.len() >= exactly as usize { Verdict::Settled } else { Verdict::Again };
+        }
+        let Some((&last, before)) = seen.split_last() else { return Verdict::Again };
+        let within = |a: u64, b: u64, ratio: f64| to_f64(a.max(b)) <= to_f64(a.min(b)) * ratio;
+        let near_best = best.is_none_or(|best| last <= best || within(last, best, NEAR_BEST));
+        let agrees = before.last().is_some_and(|&previous| within(last, previous, AGREEMENT));
+        let warm_enough = agrees || (!self.cold && best.is_some());
+        if near_best && warm_enough {
+            Verdict::Settled
+        } else if seen.len() >= MOST_TRANSFERS || seen.iter().sum::<u64>() >= LONGEST_NS {
+            Verdict::GiveUp
+        } else {
+            Verdict::Again
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
+fn to_f64(nanoseconds: u64) -> f64 {
+    nanoseconds as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cold_point_needs_two_transfers_that_agree() {
+        let warmup = Warmup::new(None, true);
+        assert_eq!(warmup.verdict(&[1000], None), Verdict::Again);
+        assert_eq!(warmup.verdict(&[1000, 1040], None), Verdict::Settled);
+        assert_eq!(warmup.verdict(&[2000, 1000], None), Verdict::Again);
+        assert_eq!(warmup.verdict(&[1000], Some(1000)), Verdict::Again);
+    }
+
+    #[test]
+    fn a_warm_point_needs_one_transfer_near_the_best() {
+        let warmup = Warmup::new(None, false);
+        assert_eq!(warmup.verdict(&[1240], Some(1000)), Verdict::Settled);
+        assert_eq!(warmup.verdict(&[1260], Some(1000)), Verdict::Again);
+        assert_eq!(warmup.verdict(&[900], Some(1000)), Verdict::Settled);
+        assert_eq!(warmup.verdict(&[1000], None), Verdict::Again);
+    }
+
+    #[test]
+    fn a_stall_that_transfers_share_does_not_settle() {
+        let warmup = Warmup::new(None, true);
+        assert_eq!(warmup.verdict(&[5000, 5000, 5000], Some(1000)), Verdict::Again);
+        assert_eq!(warmup.verdict(&[5000; 32], Some(1000)), Verdict::GiveUp);
+        assert_eq!(warmup.verdict(&[60_000_000, 60_000_000], Some(1000)), Verdict::GiveUp);
+    }
+
+    #[test]
+    fn an_exact_number_is_exact() {
+        assert!(Warmup::new(Some(0), true).is_empty());
+        let warmup = Warmup::new(Some(2), true);
+        assert_eq!(warmup.verdict(&[1000], Some(1)), Verdict::Again);
+        assert_eq!(warmup.verdict(&[1000, 9000], Some(1)), Verdict::Settled);
+    }
+}
