@@ -7,6 +7,7 @@
 //! | measuring | [`sweep`], [`samples`], [`estimate`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
 //! | showing | [`matrix`], [`report`], [`output`] |
+//! | the older tool's files | [`older`] |
 //!
 //! ```
 //! use cluster_health_core::{ByteSize, Machine};
@@ -32,6 +33,7 @@ pub mod error;
 pub mod estimate;
 pub mod matrix;
 pub mod observer;
+pub mod older;
 pub mod output;
 pub mod plan;
 pub mod report;

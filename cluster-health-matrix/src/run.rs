@@ -333,6 +333,13 @@ pub fn utc_now() -> String {
         .unwrap_or_default()
 }
 
+/// Seconds since 1970 of an RFC 3339 time, as [`utc_now`] writes it.
+#[must_use]
+pub fn unix_seconds(text: &str) -> Option<i64> {
+    let format = time::format_description::well_known::Rfc3339;
+    time::OffsetDateTime::parse(text, &format).ok().map(time::OffsetDateTime::unix_timestamp)
+}
+
 /// Reads a JSON file of at most 1 GiB.
 ///
 /// # Errors

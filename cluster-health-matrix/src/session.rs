@@ -4,13 +4,16 @@ use std::path::Path;
 use std::time::Instant;
 
 use cluster_health_core::Machine;
+use cluster_health_core::affinity::Census;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::observer::{Observer, Progress};
+use crate::older::import::{ImportRequest, Imported};
 use crate::plan::H2dPlan;
 use crate::report::{Report, ReportOptions};
 use crate::run::{
-    Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus, SampleReader, Segment, utc_now,
+    ImportPlan, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus, SampleReader,
+    Segment, utc_now,
 };
 use crate::samples::Sample;
 use crate::sweep::h2d_from;
@@ -124,4 +127,61 @@ pub fn record_h2d(
     let mut report = Report::read(dir)?;
     report.write(dir, &options.report)?;
     Ok(report)
+}
+
+/// Writes imported samples as a result folder, with every output.
+///
+/// # Errors
+/// When the folder is not empty (unless replaced) or cannot be written.
+pub fn record_import(
+    request: &ImportRequest,
+    imported: Imported,
+    dir: &Path,
+    mode: OpenMode,
+    options: &ReportOptions,
+) -> Result<Report> {
+    let mut sizes: Vec<_> = imported.samples.iter().map(|sample| sample.bytes).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let plan = PlanRecord {
+        h2d: None,
+        import: Some(ImportPlan {
+            format: request.format.as_str().to_owned(),
+            sweep: request.sweep,
+            sources: request.sources.iter().map(|path| file_name(path)).collect(),
+            scan_order_assumed: imported.scan_order_assumed,
+            rows: imported.rows,
+            columns: imported.columns,
+            sizes,
+            device_pair: imported.device_pair,
+        }),
+    };
+    let order = format!("imported-{}", imported.scan_order);
+    let mut manifest = Manifest::empty("import", plan, order);
+    manifest.notes = imported.notes;
+    if imported.scan_order_assumed {
+        manifest.notes.push(format!(
+            "the scan order {} is an assumption: the source does not tell",
+            imported.scan_order
+        ));
+    }
+    manifest.status = RunStatus::Complete;
+    let Opened::Fresh(mut folder) = RunFolder::open(dir, mode, &manifest)? else {
+        return Err(Error::invalid("--out", "an import cannot be resumed"));
+    };
+    if let Some(cpus) = imported.affinity {
+        folder.write_affinity(&Census::from_records(cpus))?;
+    }
+    for sample in &imported.samples {
+        folder.append(sample)?;
+    }
+    folder.write_manifest(&manifest)?;
+    drop(imported.samples);
+    let mut report = Report::read(dir)?;
+    report.write(dir, options)?;
+    Ok(report)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -1,0 +1,407 @@
+//! Raw options of the command line, and their checked meaning.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::FalseyValueParser;
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use cluster_health_core::affinity::parse_id_list;
+use cluster_health_core::{Bandwidth, ByteSize, Machine, parse_duration};
+use cluster_health_matrix::plan::{ArenaPolicy, CheckPolicy, H2dPlan, Order};
+use cluster_health_matrix::report::ReportOptions;
+use cluster_health_matrix::run::OpenMode;
+use cluster_health_matrix::session::RecordOptions;
+use cluster_health_matrix::{Error, Result};
+
+/// Measures the path from CPU cores to accelerators as matrices, and writes them as JSON, CSV,
+/// npy, xlsx and PNG heatmaps.
+///
+/// Results go to stdout, progress and warnings to stderr. Exit code: 0 everything was measured,
+/// 1 some points were skipped or failed or the run was interrupted, 2 a usage error or nothing
+/// could be measured.
+#[derive(Debug, Parser)]
+#[command(name = "cluster-health", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Everything about this machine: census, H2D matrix, report.
+    ///
+    /// Start here: `cluster-health all --out results`, then open results/report.md,
+    /// results/matrices.xlsx and the pictures.
+    All(SweepArgs),
+    /// Which CPUs can really be bound, and why not where they cannot.
+    ///
+    /// Every present CPU is tried from a thread of its own; the table says online, allowed (by the
+    /// cpuset), bindable, NUMA node, package, core, SMT siblings and the reason.
+    Affinity(AffinityArgs),
+    /// CPU core × device: bandwidth of host-to-device copies by a thread bound to each core.
+    ///
+    /// Every core visits every device and size in randomised blocks. Each point binds, warms up
+    /// until two transfers agree, times every iteration on its own and checks that the data
+    /// arrived.
+    H2d(SweepArgs),
+    /// What a sweep would cost: points, bytes, memory, time. Measures nothing.
+    Plan(PlanArgs),
+    /// Every output of a result folder again, from its samples.jsonl.
+    Report(ReportArgs),
+    /// Turns measurements of the older tool (results.json, workbooks) or CSV matrices into a
+    /// result folder.
+    Import(ImportArgs),
+    /// Writes a result folder in the older tool's format (results.json, affinity.json).
+    Export(ExportArgs),
+}
+
+/// Options that every command has.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Output {
+    /// Print one JSON document on stdout, errors included.
+    #[arg(long, env = "CLUSTER_HEALTH_JSON", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new(), help_heading = "Output")]
+    pub(crate) json: bool,
+    /// No progress on stderr.
+    #[arg(long, env = "CLUSTER_HEALTH_QUIET", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new(), help_heading = "Output")]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PaletteArg {
+    Default,
+    Classic,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OrderArg {
+    Blocks,
+    Sequential,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ArenaArg {
+    Node,
+    Core,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CheckArg {
+    Tags,
+    Full,
+    Off,
+}
+
+/// Where to measure.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct BackendArg {
+    /// What to measure on: auto, host (one device per NUMA memory node), ascend, or
+    /// synthetic:FILE (a simulated machine from a TOML scenario, in virtual time).
+    #[arg(long, env = "CLUSTER_HEALTH_BACKEND", default_value = "auto", value_name = "NAME")]
+    pub(crate) backend: String,
+}
+
+impl BackendArg {
+    pub(crate) fn machine(&self) -> Result<Machine> {
+        Ok(Machine::by_name(&self.backend)?)
+    }
+}
+
+/// What to measure and how.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct H2dArgs {
+    #[command(flatten)]
+    pub(crate) backend: BackendArg,
+    /// CPUs: auto (all bindable ones) or a list such as 0-3,8; its order is kept.
+    #[arg(long, env = "CLUSTER_HEALTH_CPUS", default_value = "auto", value_name = "LIST")]
+    cpus: String,
+    /// Devices by physical id: auto or a list such as 5,0; its order is kept.
+    #[arg(long, env = "CLUSTER_HEALTH_DEVICES", default_value = "auto", value_name = "LIST")]
+    devices: String,
+    /// Bytes per copy: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB decimal, bare numbers bytes.
+    /// Default: 16MiB,64MiB,256MiB as far as they fit into memory.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZES", value_name = "LIST")]
+    sizes: Option<String>,
+    /// Timed iterations per visit; precision is bought with blocks, not with iterations.
+    #[arg(long, env = "CLUSTER_HEALTH_ITERS", default_value_t = 3, value_name = "N")]
+    iters: u32,
+    /// Exactly N discarded transfers before the timed ones. Without it warm-up runs until
+    /// settled, at most 32 transfers or 100 ms.
+    #[arg(long, env = "CLUSTER_HEALTH_WARMUP", value_name = "N")]
+    warmup: Option<u32>,
+    /// Blocks: every cell is visited once per block, in a fresh order.
+    #[arg(long, env = "CLUSTER_HEALTH_REPEATS", default_value_t = 3, value_name = "N")]
+    repeats: u32,
+    /// Add blocks until the 95 % interval of a cell's median has this relative half-width, for
+    /// example 2%; at most 20 blocks.
+    #[arg(long, env = "CLUSTER_HEALTH_CI", value_name = "W")]
+    ci: Option<String>,
+    /// Order of the points; sequential exists only to reproduce old runs.
+    #[arg(long, env = "CLUSTER_HEALTH_ORDER", value_enum, default_value_t = OrderArg::Blocks)]
+    order: OrderArg,
+    /// Seed of all orders.
+    #[arg(long, env = "CLUSTER_HEALTH_SEED", default_value_t = 1, value_name = "N")]
+    seed: u64,
+    /// Load profiles. This version measures the idle machine only.
+    #[arg(long, env = "CLUSTER_HEALTH_LOAD", default_value = "idle", value_name = "LIST")]
+    load: String,
+    /// Host memory: two arenas per NUMA node touched once, or a new one at every core visit.
+    #[arg(long, env = "CLUSTER_HEALTH_ARENA", value_enum, default_value_t = ArenaArg::Node)]
+    arena: ArenaArg,
+    /// Data check: tag words, every byte, or nothing.
+    #[arg(long, env = "CLUSTER_HEALTH_CHECK", value_enum, default_value_t = CheckArg::Tags)]
+    check: CheckArg,
+    /// Bound of every wait: 500ms, 30s, 2m.
+    #[arg(long, env = "CLUSTER_HEALTH_TIMEOUT", default_value = "30s", value_name = "D")]
+    timeout: String,
+    /// Rate that the link should have, for example 58.5GB/s; above 1.25 × it a point is
+    /// implausible.
+    #[arg(long, env = "CLUSTER_HEALTH_EXPECT", value_name = "RATE")]
+    expect: Option<String>,
+}
+
+/// `value` without its option's name in front: the command line names the option.
+fn named<T>(option: &str, result: cluster_health_core::Result<T>) -> Result<T> {
+    result.map_err(|error| match error {
+        cluster_health_core::Error::Invalid { message, .. } => Error::invalid(option, message),
+        other => other.into(),
+    })
+}
+
+fn parse_list(option: &str, text: &str) -> Result<Option<Vec<u32>>> {
+    if text.trim() == "auto" { Ok(None) } else { Ok(Some(parse_id_list(option, text)?)) }
+}
+
+/// `16MiB,64MiB`: an error names the element.
+fn parse_sizes(text: &str) -> Result<Vec<ByteSize>> {
+    text.split(',')
+        .enumerate()
+        .map(|(index, part)| {
+            let size: ByteSize = named("--sizes", part.parse()).map_err(|error| match error {
+                Error::Invalid { option, message } => {
+                    Error::invalid(option, format!("element {}: {message}", index + 1))
+                }
+                other => other,
+            })?;
+            Ok(size)
+        })
+        .collect()
+}
+
+/// `2%` or `0.02`.
+fn parse_ratio(option: &str, text: &str) -> Result<f64> {
+    let (number, scale) = match text.trim().strip_suffix('%') {
+        Some(number) => (number, 0.01),
+        None => (text.trim(), 1.0),
+    };
+    let value: f64 = number
+        .trim()
+        .parse()
+        .map_err(|_| Error::invalid(option, format!("'{text}' is no number such as 0.02 or 2%")))?;
+    Ok(value * scale)
+}
+
+impl H2dArgs {
+    pub(crate) fn plan(&self, machine: &Machine) -> Result<H2dPlan> {
+        if self.load.trim() != "idle" {
+            return Err(Error::invalid(
+                "--load",
+                format!("'{}': this version measures the idle machine only", self.load),
+            ));
+        }
+        let timeout: Duration = named("--timeout", parse_duration(&self.timeout))?;
+        let expect: Option<Bandwidth> =
+            self.expect.as_deref().map(|text| named("--expect", text.parse())).transpose()?;
+        let ci = self.ci.as_deref().map(|text| parse_ratio("--ci", text)).transpose()?;
+        let mut builder = H2dPlan::builder()
+            .iters(self.iters)
+            .warmup(self.warmup)
+            .repeats(self.repeats)
+            .ci(ci)
+            .order(match self.order {
+                OrderArg::Blocks => Order::Blocks,
+                OrderArg::Sequential => Order::Sequential,
+            })
+            .seed(self.seed)
+            .arena(match self.arena {
+                ArenaArg::Node => ArenaPolicy::Node,
+                ArenaArg::Core => ArenaPolicy::Core,
+            })
+            .check(match self.check {
+                CheckArg::Tags => CheckPolicy::Tags,
+                CheckArg::Full => CheckPolicy::Full,
+                CheckArg::Off => CheckPolicy::Off,
+            })
+            .timeout(timeout)
+            .expect(expect);
+        if let Some(cpus) = parse_list("--cpus", &self.cpus)? {
+            builder = builder.cpus(cpus);
+        }
+        if let Some(devices) = parse_list("--devices", &self.devices)? {
+            builder = builder.devices(devices);
+        }
+        if let Some(sizes) = &self.sizes {
+            builder = builder.sizes(parse_sizes(sizes)?);
+        }
+        builder.build(machine)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SweepArgs {
+    #[command(flatten)]
+    pub(crate) sweep: H2dArgs,
+    /// Result folder; must be absent or empty unless --resume or --force is given.
+    #[arg(long, env = "CLUSTER_HEALTH_OUT", value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Go on with an interrupted run of the same plan; a complete one is left as it is.
+    #[arg(long, env = "CLUSTER_HEALTH_RESUME", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new(), conflicts_with = "force")]
+    resume: bool,
+    /// Replace the results that are in the folder.
+    #[arg(long, env = "CLUSTER_HEALTH_FORCE", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new())]
+    force: bool,
+    #[command(flatten)]
+    palette: PaletteArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+impl SweepArgs {
+    pub(crate) fn record_options(&self) -> RecordOptions {
+        let mode = match (self.resume, self.force) {
+            (true, _) => OpenMode::Resume,
+            (_, true) => OpenMode::Force,
+            _ => OpenMode::New,
+        };
+        RecordOptions::default().with_mode(mode).with_report(self.palette.options())
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PaletteArgs {
+    /// Colours of the pictures: default is safe for colour-blind readers, classic the older
+    /// tool's red–yellow–green.
+    #[arg(long, env = "CLUSTER_HEALTH_PALETTE", value_enum, default_value_t = PaletteArg::Default,
+          help_heading = "Output")]
+    palette: PaletteArg,
+}
+
+impl PaletteArgs {
+    pub(crate) fn options(&self) -> ReportOptions {
+        ReportOptions::default().with_classic_palette(self.palette == PaletteArg::Classic)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AffinityArgs {
+    #[command(flatten)]
+    pub(crate) backend: BackendArg,
+    /// Read another machine's sys/ and proc/ below ROOT; nothing can be bound there, so bindable
+    /// is null.
+    #[arg(long, env = "CLUSTER_HEALTH_SYSFS", value_name = "ROOT")]
+    pub(crate) sysfs: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) sweep: H2dArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Result folder.
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) palette: PaletteArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FormatArg {
+    /// The older tool's results.json, rank_00000.json and workbooks.
+    Clusterhealthdetect,
+    /// One matrix per file: cpu,<ids> or rank0\rank1,<ids>.
+    Csv,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SweepArg {
+    H2d,
+    CorePair,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScanArg {
+    RowMajor,
+    ColumnMajor,
+    Unknown,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// Format of the sources.
+    #[arg(long, env = "CLUSTER_HEALTH_FORMAT", value_enum)]
+    pub(crate) format: FormatArg,
+    /// What the sources hold.
+    #[arg(long, env = "CLUSTER_HEALTH_SWEEP", value_enum)]
+    pub(crate) sweep: SweepArg,
+    /// Source files.
+    #[arg(required = true, value_name = "SRC")]
+    pub(crate) sources: Vec<PathBuf>,
+    /// Census of the measured machine: affinity.json or its CSV.
+    #[arg(long, env = "CLUSTER_HEALTH_AFFINITY", value_name = "FILE")]
+    pub(crate) affinity: Option<PathBuf>,
+    /// Bytes per copy of a CSV whose name does not tell.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZE", value_name = "S")]
+    pub(crate) size: Option<String>,
+    /// Order in which the cells were measured. Without it a CSV is taken as row-major (row, then
+    /// size ascending, then column), and that is recorded as an assumption.
+    #[arg(long, env = "CLUSTER_HEALTH_SCAN_ORDER", value_enum, value_name = "ORDER")]
+    pub(crate) scan_order: Option<ScanArg>,
+    /// Result folder; must be absent or empty unless --force is given.
+    #[arg(long, env = "CLUSTER_HEALTH_OUT", value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Replace the results that are in the folder.
+    #[arg(long, env = "CLUSTER_HEALTH_FORCE", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new())]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) palette: PaletteArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+impl ImportArgs {
+    pub(crate) fn size(&self) -> Result<Option<ByteSize>> {
+        self.size.as_deref().map(|text| named("--size", text.parse())).transpose()
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Result folder.
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Format to write.
+    #[arg(long, env = "CLUSTER_HEALTH_FORMAT", value_enum)]
+    pub(crate) format: FormatArg,
+    /// Folder for results.json and affinity.json; must be absent or empty unless --force is given.
+    #[arg(long, env = "CLUSTER_HEALTH_OUT", value_name = "DIR2")]
+    pub(crate) out: PathBuf,
+    /// Replace results.json and affinity.json in the folder.
+    #[arg(long, env = "CLUSTER_HEALTH_FORCE", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new())]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}

@@ -1,0 +1,378 @@
+//! What each command does: thin calls into the library, words for people around them.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Instant;
+
+use cluster_health_core::affinity::Census;
+use cluster_health_core::topology::Topology;
+use cluster_health_core::{BackendKind, Bandwidth, Machine};
+use cluster_health_matrix::environment::Environment;
+use cluster_health_matrix::older::ScanOrder;
+use cluster_health_matrix::older::export::{ExportMeta, export};
+use cluster_health_matrix::older::import::{ImportRequest, SourceFormat, read};
+use cluster_health_matrix::plan::{Cost, H2dPlan};
+use cluster_health_matrix::report::Report;
+use cluster_health_matrix::run::{
+    AffinityFile, OpenMode, RunStatus, SampleReader, unix_seconds, utc_now,
+};
+use cluster_health_matrix::samples::{Sample, Sweep};
+use cluster_health_matrix::session::{record_h2d, record_import};
+use cluster_health_matrix::{CancelToken, Error, Result};
+use serde_json::{Value, json};
+
+use crate::args::{
+    AffinityArgs, Command, ExportArgs, FormatArg, ImportArgs, PlanArgs, ReportArgs, ScanArg,
+    SweepArg, SweepArgs,
+};
+use crate::progress::Terminal;
+use crate::{print_json, print_text};
+
+/// How a command ended when it did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Done {
+    Clean,
+    /// Some points have no number, or the run was interrupted.
+    Incomplete,
+}
+
+pub(crate) fn run(command: &Command) -> Result<Done> {
+    match command {
+        Command::All(args) => sweep("all", args),
+        Command::H2d(args) => sweep("h2d", args),
+        Command::Affinity(args) => affinity(args),
+        Command::Plan(args) => plan(args),
+        Command::Report(args) => report(args),
+        Command::Import(args) => import(args),
+        Command::Export(args) => export_older(args),
+    }
+}
+
+fn sweep(command: &str, args: &SweepArgs) -> Result<Done> {
+    let machine = args.sweep.backend.machine()?;
+    let plan = args.sweep.plan(&machine)?;
+    if !args.output.quiet {
+        let cost = plan.cost(&machine, assumed_rate(&machine, &plan));
+        eprintln!("{}; results in {}", describe(&plan, &cost), args.out.display());
+        for reason in Environment::of(&machine).disturbances(machine.topology().online().len()) {
+            eprintln!("warning: the node is not quiet: {reason}");
+        }
+        for reason in plan.unusable_cpus.values().chain(plan.unusable_devices.values()) {
+            eprintln!("warning: {reason}; its points will be skipped");
+        }
+    }
+    let cancel = CancelToken::new();
+    stop_on_signals(&cancel)?;
+    let mut terminal = Terminal::new(args.output.quiet, cancel.clone());
+    let result =
+        record_h2d(command, &machine, &plan, &args.out, &args.record_options(), &mut terminal);
+    terminal.finish();
+    let report = result?;
+    if report.manifest.status == RunStatus::Interrupted {
+        eprintln!("interrupted; what was measured is in {}, --resume goes on", args.out.display());
+    }
+    show(&report, &args.out, args.output.json);
+    if report.manifest.points.measured == 0 && report.manifest.status == RunStatus::Complete {
+        return Err(nothing_measured(&report));
+    }
+    Ok(if report.manifest.points.all_measured() && report.manifest.status == RunStatus::Complete {
+        Done::Clean
+    } else {
+        Done::Incomplete
+    })
+}
+
+fn nothing_measured(report: &Report) -> Error {
+    let reasons: Vec<&str> = report.reasons.keys().map(String::as_str).take(3).collect();
+    Error::output("nothing could be measured", reasons.join("; "))
+}
+
+/// The first Ctrl-C asks for the end, the second one ends at once.
+fn stop_on_signals(cancel: &CancelToken) -> Result<()> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, cancel.flag())
+            .and_then(|_| signal_hook::flag::register(signal, cancel.flag()))
+            .map_err(|error| Error::output("signal handler", error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Rate for the estimate: the scenario's, or a copy in ordinary memory just now.
+fn assumed_rate(machine: &Machine, plan: &H2dPlan) -> Bandwidth {
+    if let Some(scenario) = machine.scenario() {
+        return Bandwidth::gb_per_second(scenario.h2d.gbps);
+    }
+    let bytes = usize::try_from(plan.largest().bytes()).unwrap_or(usize::MAX).min(32 << 20);
+    let source = vec![1_u8; bytes];
+    let mut target = vec![0_u8; bytes];
+    let mut best = u128::MAX;
+    for _ in 0..3 {
+        let start = Instant::now();
+        target.copy_from_slice(&source);
+        std::hint::black_box(&mut target);
+        best = best.min(start.elapsed().as_nanos().max(1));
+    }
+    #[allow(clippy::cast_precision_loss, reason = "an estimate")]
+    let rate = bytes as f64 / best as f64;
+    Bandwidth::gb_per_second(rate)
+}
+
+fn describe(plan: &H2dPlan, cost: &Cost) -> String {
+    let sizes: Vec<String> = plan.sizes.iter().map(ToString::to_string).collect();
+    format!(
+        "h2d: {} CPUs × {} devices × {} ({}) × {} blocks = {} points, about {} at {:.1} GB/s, \
+         {} MiB of host and {} MiB of device memory",
+        plan.cpus.len(),
+        plan.devices.len(),
+        if sizes.len() == 1 { "1 size".to_owned() } else { format!("{} sizes", sizes.len()) },
+        sizes.join(","),
+        plan.repeats,
+        cost.points,
+        duration(cost.seconds + cost.setup_seconds),
+        cost.rate.as_gb_per_second(),
+        cost.host_memory.bytes().div_ceil(1 << 20),
+        cost.device_memory.bytes().div_ceil(1 << 20),
+    )
+}
+
+fn duration(seconds: f64) -> String {
+    if seconds < 1.0 {
+        "1 s".to_owned()
+    } else if seconds < 120.0 {
+        format!("{seconds:.0} s")
+    } else {
+        format!("{:.0} min", seconds / 60.0)
+    }
+}
+
+fn show(report: &Report, dir: &Path, as_json: bool) {
+    let manifest = &report.manifest;
+    if as_json {
+        return print_json(&json!({
+            "schema_version": 1,
+            "out": dir.display().to_string(),
+            "status": manifest.status,
+            "points": manifest.points,
+            "summary": manifest.summary,
+            "verdict": manifest.verdict,
+        }));
+    }
+    let mut text = format!(
+        "{:<10} {:>8} {:>6} {:>11} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9}\n",
+        "sweep", "bytes", "load", "memory", "cells", "min", "p10", "median", "p90", "max"
+    );
+    for row in &manifest.summary {
+        // Writing to a String cannot fail.
+        writeln!(
+            text,
+            "{:<10} {:>8} {:>6} {:>11} {:>7} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3}",
+            row.sweep.as_str(),
+            row.bytes.to_string(),
+            row.load,
+            row.memory,
+            row.count,
+            row.min,
+            row.p10,
+            row.median,
+            row.p90,
+            row.max
+        )
+        .ok();
+    }
+    let points = &manifest.points;
+    writeln!(
+        text,
+        "decimal GB/s per cell · {} points measured, {} skipped, {} failed, {} implausible · {}",
+        points.measured,
+        points.skipped,
+        points.failed,
+        points.implausible,
+        dir.join("report.md").display()
+    )
+    .ok();
+    for (reason, count) in report.reasons.iter().take(8) {
+        writeln!(text, "{count} × {reason}").ok();
+    }
+    print_text(&text);
+}
+
+fn affinity(args: &AffinityArgs) -> Result<Done> {
+    let census = match &args.sysfs {
+        Some(root) => Census::inspect(&Topology::read(root)?),
+        None => args.backend.machine()?.census()?.clone(),
+    };
+    let file = AffinityFile::of(&census);
+    if args.output.json {
+        print_json(&serde_json::to_value(&file).unwrap_or_default());
+        return Ok(Done::Clean);
+    }
+    let mut text = format!(
+        "{:>6} {:>6} {:>7} {:>8} {:>5} {:>7} {:>6} {:>9}  reason\n",
+        "cpu", "online", "allowed", "bindable", "node", "package", "core", "siblings"
+    );
+    let yes = |value: bool| if value { "yes" } else { "no" };
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    for cpu in &census.cpus {
+        writeln!(
+            text,
+            "{:>6} {:>6} {:>7} {:>8} {:>5} {:>7} {:>6} {:>9}  {}",
+            cpu.cpu.to_string(),
+            yes(cpu.online),
+            yes(cpu.allowed),
+            cpu.bindable.map_or("-", yes),
+            or_dash(cpu.numa_node.map(|node| node.to_string())),
+            or_dash(cpu.socket_id.map(|id| id.to_string())),
+            or_dash(cpu.core_id.map(|id| id.to_string())),
+            cpu.thread_siblings,
+            cpu.reason.as_deref().unwrap_or_default()
+        )
+        .ok();
+    }
+    let count = |keep: fn(&cluster_health_core::affinity::CpuRecord) -> bool| {
+        census.cpus.iter().filter(|cpu| keep(cpu)).count()
+    };
+    write!(
+        text,
+        "{} present, {} online, {} allowed, ",
+        census.cpus.len(),
+        count(|cpu| cpu.online),
+        count(|cpu| cpu.allowed)
+    )
+    .ok();
+    match args.sysfs {
+        Some(_) => writeln!(text, "bindable unknown: not this machine"),
+        None => writeln!(text, "{} bindable", count(|cpu| cpu.bindable == Some(true))),
+    }
+    .ok();
+    if let Some(quota) = census.quota {
+        writeln!(text, "the cgroup grants {quota} CPUs' worth of time").ok();
+    }
+    print_text(&text);
+    Ok(Done::Clean)
+}
+
+fn plan(args: &PlanArgs) -> Result<Done> {
+    let machine = args.sweep.backend.machine()?;
+    let plan = args.sweep.plan(&machine)?;
+    let cost = plan.cost(&machine, assumed_rate(&machine, &plan));
+    let effects = plan.detectable(&machine);
+    if args.output.json {
+        print_json(&json!({
+            "schema_version": 1, "plan": plan, "cost": cost, "detectable": effects,
+        }));
+        return Ok(Done::Clean);
+    }
+    let mut text = describe(&plan, &cost);
+    writeln!(
+        text,
+        "\nmoves {:.1} GB; {} before the first bind, {} from first bind to last sample; probes and \
+         sentinels add about one point in forty",
+        bytes_gb(cost.bytes.bytes()),
+        duration(cost.setup_seconds),
+        duration(cost.seconds)
+    )
+    .ok();
+    writeln!(
+        text,
+        "smallest slowdown found with 95 % power, assuming {:.1} % noise per visit: a device {:.2} %, \
+         a core {:.2} %, a single cell {:.2} %",
+        100.0 * effects.assumed_noise,
+        100.0 * effects.device,
+        100.0 * effects.core,
+        100.0 * effects.cell
+    )
+    .ok();
+    print_text(&text);
+    Ok(Done::Clean)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "shown with one digit")]
+fn bytes_gb(bytes: u64) -> f64 {
+    bytes as f64 / 1e9
+}
+
+fn report(args: &ReportArgs) -> Result<Done> {
+    let mut report = Report::read(&args.dir)?;
+    for line in &report.bad_lines {
+        eprintln!("warning: {}, {line}", args.dir.join("samples.jsonl").display());
+    }
+    report.write(&args.dir, &args.palette.options())?;
+    show(&report, &args.dir, args.output.json);
+    Ok(Done::Clean)
+}
+
+fn import(args: &ImportArgs) -> Result<Done> {
+    let format = match args.format {
+        FormatArg::Clusterhealthdetect => SourceFormat::ClusterHealthDetect,
+        FormatArg::Csv => SourceFormat::Csv,
+    };
+    let sweep = match args.sweep {
+        SweepArg::H2d => Sweep::H2d,
+        SweepArg::CorePair => Sweep::CorePair,
+    };
+    let mut request = ImportRequest::new(format, sweep, args.sources.clone());
+    request.affinity.clone_from(&args.affinity);
+    request.size = args.size()?;
+    request.scan_order = args.scan_order.map(|order| match order {
+        ScanArg::RowMajor => ScanOrder::RowMajor,
+        ScanArg::ColumnMajor => ScanOrder::ColumnMajor,
+        ScanArg::Unknown => ScanOrder::Unknown,
+    });
+    let imported = read(&request)?;
+    for note in &imported.notes {
+        eprintln!("note: {note}");
+    }
+    let mode = if args.force { OpenMode::Force } else { OpenMode::New };
+    let report = record_import(&request, imported, &args.out, mode, &args.palette.options())?;
+    show(&report, &args.out, args.output.json);
+    Ok(Done::Clean)
+}
+
+fn export_older(args: &ExportArgs) -> Result<Done> {
+    if args.format == FormatArg::Csv {
+        return Err(Error::invalid(
+            "--format",
+            "csv: the result folder holds its matrices as csv already; only clusterhealthdetect \
+             can be exported",
+        ));
+    }
+    if !args.force && args.out.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(Error::invalid(
+            "--out",
+            format!("{} is not empty; use --force to replace its results", args.out.display()),
+        ));
+    }
+    let report = Report::read(&args.dir)?;
+    let samples: Vec<Sample> = SampleReader::open(&args.dir)?.collect::<Result<_>>()?;
+    let manifest = &report.manifest;
+    let mut meta = ExportMeta::default();
+    let first = manifest.segments.first();
+    meta.started = first.and_then(|segment| unix_seconds(&segment.start));
+    meta.finished = manifest
+        .segments
+        .last()
+        .and_then(|segment| unix_seconds(segment.end.as_deref().unwrap_or(&segment.start)));
+    meta.argv = vec!["cluster-health".to_owned(), manifest.command.clone()];
+    meta.env.clone_from(&manifest.environment.variables);
+    let ascend = manifest.environment.backend == BackendKind::Ascend.to_string();
+    meta.device_kind = if ascend { "npu" } else { "cpu" }.to_owned();
+    meta.collective_backend = if ascend { "hccl" } else { "host" }.to_owned();
+    meta.host = manifest.environment.hostname.clone().unwrap_or_default();
+    meta.complete = manifest.status == RunStatus::Complete;
+    let affinity: Option<Value> =
+        report.affinity.as_ref().and_then(|file| serde_json::to_value(file).ok());
+    let notes = export(&args.out, &samples, &meta, affinity.as_ref())?;
+    for note in &notes {
+        eprintln!("note: {note}");
+    }
+    if args.output.json {
+        print_json(&json!({
+            "schema_version": 1, "out": args.out.display().to_string(), "notes": notes,
+            "created_at": utc_now(),
+        }));
+    } else {
+        print_text(&format!("{}\n", args.out.join("results.json").display()));
+    }
+    Ok(Done::Clean)
+}
