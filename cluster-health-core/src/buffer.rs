@@ -109,14 +109,6 @@ pub struct HostBuffer {
     requested: HostMemory,
 }
 
-// SAFETY:
-// * The raw memory is owned by this value alone and is not tied to a thread.
-unsafe impl Send for HostBuffer {}
-// SAFETY:
-// * Shared references only read plain fields; memory is reached through `settle` and `&mut`, or
-//   read-only with no copy into it in flight (a copy into it borrows it mutably).
-unsafe impl Sync for HostBuffer {}
-
 impl HostBuffer {
     /// Allocates `size` bytes and touches every page from the calling thread.
     ///
@@ -235,14 +227,6 @@ pub struct DeviceBuffer {
     pub(crate) device: Device,
     pub(crate) pending: Pending,
 }
-
-// SAFETY:
-// * The raw memory is owned by this value alone and is not tied to a thread.
-unsafe impl Send for DeviceBuffer {}
-// SAFETY:
-// * Shared references only read plain fields and the memory itself while no copy into it is in
-//   flight (a copy into it borrows it mutably, a leaked one is waited for).
-unsafe impl Sync for DeviceBuffer {}
 
 impl DeviceBuffer {
     /// Allocates `size` bytes on the device.

@@ -105,7 +105,6 @@ pub struct H2dPlan {
 impl H2dPlan {
     /// A builder with the defaults: all bindable CPUs, all available devices, 16, 64 and 256 MiB,
     /// 3 iterations, warm-up until settled, 3 blocks.
-    #[must_use]
     pub fn builder() -> H2dPlanBuilder {
         H2dPlanBuilder::default()
     }

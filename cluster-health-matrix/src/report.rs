@@ -234,10 +234,10 @@ impl Gathering {
 
     fn add(&mut self, sample: &Sample) {
         self.points.add(sample.status);
-        if let Some(reason) = &sample.reason {
-            if self.reasons.len() < 1000 || self.reasons.contains_key(reason) {
-                *self.reasons.entry(reason.clone()).or_insert(0) += 1;
-            }
+        if let Some(reason) = &sample.reason
+            && (self.reasons.len() < 1000 || self.reasons.contains_key(reason))
+        {
+            *self.reasons.entry(reason.clone()).or_insert(0) += 1;
         }
         self.unsettled += u64::from(!sample.settled);
         let home = sample.cpu.and_then(|cpu| self.nodes.get(&cpu.0));

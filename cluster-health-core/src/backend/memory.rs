@@ -210,9 +210,12 @@ pub(crate) unsafe fn write_tags(address: *mut u8, pattern: &TagPattern) {
     pattern.for_each(|offset, value| {
         let bytes = value.bytes();
         // SAFETY:
-        // * The pattern's offsets and lengths stay below `pattern.bytes`, which the caller vouches
-        //   for; source and destination cannot overlap, as the source is on our stack.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address.add(offset), bytes.len()) };
+        // * The pattern's offsets stay below `pattern.bytes`, which the caller vouches for.
+        let target = unsafe { address.add(offset) };
+        // SAFETY:
+        // * Offset and length stay within `pattern.bytes`; the source is on our stack and cannot
+        //   overlap.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
         true
     });
 }
@@ -226,11 +229,11 @@ pub(crate) unsafe fn check_tags(address: *const u8, pattern: &TagPattern) -> boo
         let expected = value.bytes();
         let mut found = [0_u8; 8];
         // SAFETY:
-        // * The pattern's offsets and lengths stay below `pattern.bytes`, which the caller vouches
-        //   for, and a tag is at most eight bytes long.
-        unsafe {
-            ptr::copy_nonoverlapping(address.add(offset), found.as_mut_ptr(), expected.len());
-        }
+        // * The pattern's offsets stay below `pattern.bytes`, which the caller vouches for.
+        let source = unsafe { address.add(offset) };
+        // SAFETY:
+        // * Offset and length stay within `pattern.bytes`, and a tag is at most eight bytes long.
+        unsafe { ptr::copy_nonoverlapping(source, found.as_mut_ptr(), expected.len()) };
         found[..expected.len()] == *expected
     })
 }

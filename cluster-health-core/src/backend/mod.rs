@@ -70,6 +70,21 @@ pub(crate) struct RawDevice {
     pub(crate) handle: u64,
 }
 
+// SAFETY:
+// * Memory is not tied to the thread that allocated it, and this value is its only owner.
+unsafe impl Send for RawHost {}
+// SAFETY:
+// * Shared references only give out the address. Every access is an obligation of the caller,
+//   which the front types meet: a copy into a buffer borrows it mutably, a leaked one is waited
+//   for.
+unsafe impl Sync for RawHost {}
+// SAFETY:
+// * As for `RawHost`.
+unsafe impl Send for RawDevice {}
+// SAFETY:
+// * As for `RawHost`.
+unsafe impl Sync for RawDevice {}
+
 /// Either side of a copy, for the data check.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RawSide<'a> {

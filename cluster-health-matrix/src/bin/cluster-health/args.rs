@@ -328,9 +328,9 @@ pub(crate) struct ReportArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FormatArg {
-    /// The older tool's results.json, rank_00000.json and workbooks.
+    /// The older tool's results.json, per-rank files and workbooks.
     Clusterhealthdetect,
-    /// One matrix per file: cpu,<ids> or rank0\rank1,<ids>.
+    /// One matrix per file: column ids in the first line, row ids in the first column.
     Csv,
 }
 
