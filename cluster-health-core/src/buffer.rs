@@ -1,6 +1,8 @@
 //! Host and device memory, and the tags that prove that a copy arrived.
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -54,7 +56,11 @@ const SETTLE_BOUND: Duration = Duration::from_secs(30);
 /// [`Transfer`](crate::Transfer) to its end, so that a leaked transfer cannot make a later access
 /// race with the device.
 #[derive(Debug, Default)]
-pub(crate) struct Pending(Mutex<Vec<(Arc<StreamInner>, Access)>>);
+pub(crate) struct Pending {
+    users: Mutex<Vec<(Arc<StreamInner>, Access)>>,
+    /// Number of users, so that a buffer without any costs no lock.
+    count: AtomicUsize,
+}
 
 /// What a copy does with a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,13 +71,15 @@ pub(crate) enum Access {
 
 impl Pending {
     fn entries(&self) -> MutexGuard<'_, Vec<(Arc<StreamInner>, Access)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for what excludes this access, then notes the new user.
     pub(crate) fn begin(&self, stream: &Arc<StreamInner>, access: Access) -> Result<()> {
         self.settle_for(access)?;
-        self.entries().push((Arc::clone(stream), access));
+        let mut entries = self.entries();
+        entries.push((Arc::clone(stream), access));
+        self.count.store(entries.len(), Ordering::Release);
         Ok(())
     }
 
@@ -81,10 +89,17 @@ impl Pending {
         if let Some(place) = entries.iter().position(|(user, _)| Arc::ptr_eq(user, stream)) {
             entries.swap_remove(place);
         }
+        self.count.store(entries.len(), Ordering::Release);
     }
 
     /// Reading waits for copies that write, writing for all.
+    #[inline]
     fn settle_for(&self, access: Access) -> Result<()> {
+        if self.count.load(Ordering::Acquire) == 0 { Ok(()) } else { self.wait_for_users(access) }
+    }
+
+    #[cold]
+    fn wait_for_users(&self, access: Access) -> Result<()> {
         let mut entries = self.entries();
         let excludes = |user: Access| access == Access::Write || user == Access::Write;
         for (stream, user) in entries.iter() {
@@ -93,6 +108,7 @@ impl Pending {
             }
         }
         entries.retain(|(_, user)| !excludes(*user));
+        self.count.store(entries.len(), Ordering::Release);
         Ok(())
     }
 }
@@ -226,7 +242,12 @@ pub struct DeviceBuffer {
     pub(crate) raw: RawDevice,
     pub(crate) device: Device,
     pub(crate) pending: Pending,
+    /// Different for every buffer of this process.
+    id: u64,
 }
+
+/// Ids of device buffers, from 1.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl DeviceBuffer {
     /// Allocates `size` bytes on the device.
@@ -239,7 +260,8 @@ impl DeviceBuffer {
         }
         device.require_available()?;
         let raw = device.driver().device_alloc(device.index(), size.as_len()?)?;
-        Ok(Self { raw, device: device.clone(), pending: Pending::default() })
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { raw, device: device.clone(), pending: Pending::default(), id })
     }
 
     /// Length in bytes.
@@ -252,6 +274,26 @@ impl DeviceBuffer {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.raw.len == 0
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.raw.address
+    }
+
+    /// Waits for copies that were left in flight.
+    pub(crate) fn settle(&self) -> Result<()> {
+        self.pending.settle_for(Access::Write)
+    }
+
+    /// The shared memory behind the buffer, where it is that.
+    pub(crate) fn file(&self) -> Result<BorrowedFd<'_>> {
+        // SAFETY:
+        // * The memory is from this driver and alive as long as `self`.
+        unsafe { self.device.driver().device_file(&self.raw) }
     }
 
     /// The device that the memory belongs to.
@@ -333,7 +375,7 @@ impl Drop for DeviceBuffer {
 /// # Safety
 /// `address` is valid for reads of `len` bytes for `'a`, and nothing writes them meanwhile.
 #[allow(clippy::disallowed_methods, reason = "the one place that documents the obligations")]
-unsafe fn slice_of<'a>(address: *const u8, len: usize) -> &'a [u8] {
+pub(crate) unsafe fn slice_of<'a>(address: *const u8, len: usize) -> &'a [u8] {
     // SAFETY:
     // * Forwarded to the caller.
     unsafe { std::slice::from_raw_parts(address, len) }
@@ -342,7 +384,7 @@ unsafe fn slice_of<'a>(address: *const u8, len: usize) -> &'a [u8] {
 /// # Safety
 /// `address` is valid for reads and writes of `len` bytes for `'a`, and nothing else uses them.
 #[allow(clippy::disallowed_methods, reason = "the one place that documents the obligations")]
-unsafe fn slice_of_mut<'a>(address: *mut u8, len: usize) -> &'a mut [u8] {
+pub(crate) unsafe fn slice_of_mut<'a>(address: *mut u8, len: usize) -> &'a mut [u8] {
     // SAFETY:
     // * Forwarded to the caller.
     unsafe { std::slice::from_raw_parts_mut(address, len) }

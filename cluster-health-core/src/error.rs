@@ -45,6 +45,16 @@ pub enum Error {
         /// What is wrong there.
         message: String,
     },
+    /// Another rank is missing, left or does something else.
+    #[error("rank {rank}: {message}")]
+    Rank {
+        /// The rank at fault.
+        rank: u32,
+        /// What is wrong with it.
+        message: String,
+        /// Set when it was waited for in vain.
+        timed_out: bool,
+    },
     /// Two uses exclude each other, for example a second process-wide binding.
     #[error("{0}")]
     Busy(String),
@@ -184,6 +194,21 @@ impl Error {
         self
     }
 
+    /// A rank that is at fault.
+    pub fn rank_fault(rank: u32, message: impl Into<String>) -> Self {
+        Self::Rank { rank, message: message.into(), timed_out: false }
+    }
+
+    /// A rank that was waited for in vain.
+    #[must_use]
+    pub fn rank_timeout(rank: u32, bound: Duration) -> Self {
+        let message = format!(
+            "timeout: nothing came for {} ms; look for a hung or stopped process, or raise --timeout",
+            bound.as_millis()
+        );
+        Self::Rank { rank, message, timed_out: true }
+    }
+
     /// A call that did not finish within its bound.
     #[must_use]
     pub fn timeout(call: &str, bound: Duration, device: Option<DeviceId>) -> Self {
@@ -204,6 +229,8 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Backend(error) if error.timed_out => "timeout",
+            Self::Rank { timed_out: true, .. } => "timeout",
+            Self::Rank { .. } => "rank",
             Self::Backend(_) => "backend",
             Self::System(_) => "system",
             Self::Invalid { .. } => "invalid",
@@ -247,6 +274,7 @@ impl Error {
     pub fn rank(&self) -> Option<u32> {
         match self {
             Self::Backend(error) => error.rank,
+            Self::Rank { rank, .. } => Some(*rank),
             _ => None,
         }
     }

@@ -1,5 +1,6 @@
 //! The host backend: one device per NUMA memory node, copies by the calling thread.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -45,8 +46,11 @@ impl HostDriver {
                 );
                 info.node = Some(node.id);
                 info.memory = Some(ByteSize(node.mem_total));
-                // A node without CPUs can only be reached by binding to it: try one page.
-                if node.cpus.is_empty() {
+                if topology.mems.as_ref().is_some_and(|mems| !mems.contains(&node.id)) {
+                    info.unavailable =
+                        Some("outside the memory nodes of this process's cpuset".to_owned());
+                } else if node.cpus.is_empty() {
+                    // A node without CPUs can only be reached by binding to it: try one page.
                     let trial = Mapping::anonymous(memory::page_size())
                         .and_then(|page| page.bind_to(node.id));
                     info.unavailable = trial.err().map(|error| error.to_string());
@@ -199,6 +203,8 @@ unsafe impl Driver for HostDriver {
                 return Err(error);
             }
         }
+        // Where memory runs out this is an error; a touch would be the end of the process.
+        mapping.reserve()?;
         mapping.touch();
         let (address, handle) = into_raw(mapping);
         Ok(RawDevice { address, len, handle })
@@ -208,6 +214,15 @@ unsafe impl Driver for HostDriver {
         // SAFETY:
         // * Forwarded to the caller: the handle is from `into_raw` in `device_alloc`.
         unsafe { unmap(memory.handle) };
+    }
+
+    unsafe fn device_file<'a>(&self, memory: &'a RawDevice) -> Result<BorrowedFd<'a>> {
+        let mapping: *const Mapping =
+            std::ptr::with_exposed_provenance(usize::try_from(memory.handle).unwrap_or(0));
+        // SAFETY:
+        // * The caller vouches that the memory is alive, and its handle is a box from `into_raw`
+        //   that lives as long.
+        unsafe { &*mapping }.file()
     }
 
     fn stream_create(&self, device: usize) -> Result<RawStream> {

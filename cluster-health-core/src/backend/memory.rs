@@ -3,7 +3,7 @@
 //! Everything here is plain Linux; drivers that hand out memory of their own do not use it.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use crate::buffer::TagPattern;
@@ -28,7 +28,7 @@ pub(crate) struct Mapping {
     address: NonNull<u8>,
     len: usize,
     /// The memfd behind a shared mapping, kept so that it can be passed to a peer.
-    _file: Option<OwnedFd>,
+    file: Option<OwnedFd>,
 }
 
 // SAFETY:
@@ -84,6 +84,43 @@ impl Mapping {
         Self::map(len, libc::MAP_SHARED, Some(file))
     }
 
+    /// All of a peer's shared memory.
+    pub(crate) fn whole_file(file: OwnedFd) -> Result<Self> {
+        let len = file_len(&file)?;
+        Self::map(len, libc::MAP_SHARED, Some(file))
+    }
+
+    /// A peer's shared memory.
+    pub(crate) fn of_file(file: OwnedFd, len: usize) -> Result<Self> {
+        // Sealed against shrinking by its maker; a shorter file would be a SIGBUS later.
+        if file_len(&file)? < len {
+            return Err(Error::format("a peer's memory", "is shorter than it says"));
+        }
+        Self::map(len, libc::MAP_SHARED, Some(file))
+    }
+
+    /// The memfd of a shared mapping.
+    pub(crate) fn file(&self) -> Result<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd).ok_or_else(|| Error::Unavailable {
+            what: "this memory".to_owned(),
+            message: "it is private to this process".to_owned(),
+        })
+    }
+
+    /// Takes the frames of a shared mapping now, by its memory policy.
+    pub(crate) fn reserve(&self) -> Result<()> {
+        let what = || format!("reserving {} of shared memory", ByteSize(self.len as u64));
+        let flags = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(self.file()?, flags, 0, self.len as u64).map_err(|errno| {
+            Error::system("fallocate", errno.raw_os_error(), what())
+                .with_advice("use smaller --sizes")
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     fn map(len: usize, flags: libc::c_int, file: Option<OwnedFd>) -> Result<Self> {
         let fd = file.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -93,7 +130,7 @@ impl Mapping {
         let address = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, 0) };
         match NonNull::new(address.cast::<u8>()) {
             Some(address) if address.as_ptr().cast() != libc::MAP_FAILED => {
-                Ok(Self { address, len, _file: file })
+                Ok(Self { address, len, file })
             }
             _ => Err(Error::last_os("mmap", format!("mapping {}", ByteSize(len as u64)))
                 .with_advice("use smaller --sizes")),
@@ -157,6 +194,12 @@ impl Mapping {
             Err(Error::last_os("mbind", format!("placing memory on NUMA node {node}")))
         }
     }
+}
+
+fn file_len(file: &OwnedFd) -> Result<usize> {
+    let status = rustix::fs::fstat(file)
+        .map_err(|errno| Error::system("fstat", errno.raw_os_error(), "mapping a peer's memory"))?;
+    Ok(usize::try_from(status.st_size).unwrap_or(0))
 }
 
 impl Drop for Mapping {

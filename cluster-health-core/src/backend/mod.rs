@@ -5,13 +5,14 @@
 //! [`Stream`](crate::Stream), [`Transfer`](crate::Transfer)); a backend only translates.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::{Pinned, TagPattern};
 use crate::device::DeviceInfo;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::NodeId;
 
 pub(crate) mod host;
@@ -138,6 +139,18 @@ pub(crate) unsafe trait Driver: fmt::Debug + Send + Sync {
     /// # Safety
     /// `memory` came from this driver, is freed once, and nothing uses it any more.
     unsafe fn device_free(&self, device: usize, memory: &RawDevice);
+
+    /// The file behind device memory that other processes can map.
+    ///
+    /// # Safety
+    /// `memory` came from this driver and is alive.
+    unsafe fn device_file<'a>(&self, memory: &'a RawDevice) -> Result<BorrowedFd<'a>> {
+        let _ = memory;
+        Err(Error::Unavailable {
+            what: format!("sharing memory of the {} backend", self.kind()),
+            message: "it has none that another process can map".to_owned(),
+        })
+    }
 
     fn stream_create(&self, device: usize) -> Result<RawStream>;
     /// # Safety

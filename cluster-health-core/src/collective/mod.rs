@@ -1,0 +1,268 @@
+//! Collectives between ranks, each with the device memory of its own rank.
+//!
+//! | here | HCCL | NCCL |
+//! |---|---|---|
+//! | [`Communicator::new`] | `HcclCommInitRootInfo` | `ncclCommInitRank` |
+//! | [`Communicator::all_gather`] | `HcclAllGather` | `ncclAllGather` |
+//! | [`Communicator::all_reduce`] | `HcclAllReduce` | `ncclAllReduce` |
+//! | [`Communicator::reduce_scatter`] | `HcclReduceScatter` | `ncclReduceScatter` |
+//! | [`Communicator::broadcast`] | `HcclBroadcast` | `ncclBroadcast` |
+//! | [`Communicator::all_to_all`] | `HcclAlltoAll` | `ncclAllToAll` |
+//! | [`Communicator::send`], [`Communicator::receive`] | `HcclSend`, `HcclRecv` | `ncclSend`, `ncclRecv` |
+//! | [`Communicator::barrier`] | `HcclBarrier` | none |
+//!
+//! Counts are elements; a size is what one rank contributes. On the host backend each rank writes
+//! its block straight into the others' memory, one copy per byte and receiver; blocks of up to 4 KiB
+//! travel inside the message that announces them. A call returns when this rank's memory holds the
+//! result; `stream` says where the work would be queued on an accelerator.
+//!
+//! All ranks call the same operations in the same order with the same arguments. A rank that does
+//! not is found out and named.
+
+use std::time::Duration;
+
+use crate::backend::BackendKind;
+use crate::buffer::DeviceBuffer;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::id::CpuId;
+use crate::rank::RankGroup;
+use crate::stream::Stream;
+
+mod copy;
+mod host;
+mod types;
+
+pub use types::{DataType, ReduceOp};
+
+use host::HostCollectives;
+
+/// This rank's end of a group's collectives.
+///
+/// # Thread binding
+/// Operations run on the calling thread (host backend) or are submitted by it; bind it first.
+#[derive(Debug)]
+pub struct Communicator<'g> {
+    device: Device,
+    host: HostCollectives<'g>,
+}
+
+impl<'g> Communicator<'g> {
+    /// Joins the collectives of `group` with memory of `device`; all ranks call it together.
+    ///
+    /// # Errors
+    /// When a rank is missing or on another host (host backend), or when the backend has no
+    /// collectives.
+    pub fn new(group: &'g RankGroup, device: &Device) -> Result<Self> {
+        device.require_available()?;
+        if device.driver().kind() != BackendKind::Host {
+            return Err(Error::Unavailable {
+                what: format!("collectives of the {} backend", device.driver().kind()),
+                message: "only the host backend has them".to_owned(),
+            });
+        }
+        Ok(Self { device: device.clone(), host: HostCollectives::new(group)? })
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.host.group().rank()
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.host.group().size()
+    }
+
+    /// Bound of every wait for another rank.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.host.set_timeout(timeout);
+    }
+
+    /// Tells the other ranks on which CPU this one runs: ranks that share a CPU give it away while
+    /// they wait instead of spinning. Found out by itself where this is not called, after a wait.
+    pub fn note_cpu(&self, cpu: CpuId) {
+        self.host.note_cpu(cpu);
+    }
+
+    fn check(&self, buffers: &[&DeviceBuffer], stream: &Stream) -> Result<()> {
+        if !self.device.same(stream.device()) {
+            return Err(Error::invalid(
+                "stream",
+                "belongs to another device than the communicator",
+            ));
+        }
+        for buffer in buffers {
+            if !self.device.same(buffer.device()) {
+                return Err(Error::invalid(
+                    "buffer",
+                    "belongs to another device than the communicator",
+                ));
+            }
+            buffer.settle()?;
+        }
+        Ok(())
+    }
+
+    /// Every rank gets every rank's `count` elements, in rank order: `receive` holds
+    /// `size × count` elements.
+    ///
+    /// # Errors
+    /// When a buffer is too short, a rank is missing (its number is named), or ranks disagree about
+    /// the call.
+    pub fn all_gather(
+        &mut self,
+        send: &DeviceBuffer,
+        receive: &mut DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(&[send, receive], stream)?;
+        self.host.all_gather(Some(send), receive, count, data_type)
+    }
+
+    /// [`all_gather`](Self::all_gather) in place: this rank's elements stand at `rank × count` of
+    /// `buffer` already.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn all_gather_in_place(
+        &mut self,
+        buffer: &mut DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(&[buffer], stream)?;
+        self.host.all_gather(None, buffer, count, data_type)
+    }
+
+    /// Every rank gets the combination of all ranks' `count` elements; ranks are combined in
+    /// ascending order, so that all get the same bits.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn all_reduce(
+        &mut self,
+        send: &DeviceBuffer,
+        receive: &mut DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        op: ReduceOp,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(&[send, receive], stream)?;
+        self.host.all_reduce(Some(send), receive, count, data_type, op)
+    }
+
+    /// [`all_reduce`](Self::all_reduce) in place.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn all_reduce_in_place(
+        &mut self,
+        buffer: &mut DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        op: ReduceOp,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(&[buffer], stream)?;
+        self.host.all_reduce(None, buffer, count, data_type, op)
+    }
+
+    /// Rank r gets the combination of the r-th `count` elements of all ranks: `send` holds
+    /// `size × count` elements.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn reduce_scatter(
+        &mut self,
+        send: &DeviceBuffer,
+        receive: &mut DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        op: ReduceOp,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(&[send, receive], stream)?;
+        self.host.reduce_scatter(send, receive, count, data_type, op)
+    }
+
+    /// Every rank's `buffer` gets the `count` elements of `root`'s.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather); also when there is no rank `root`.
+    pub fn broadcast(
+        &mut self,
+        buffer: &mut DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(&[buffer], stream)?;
+        self.host.broadcast(buffer, count, data_type, root)
+    }
+
+    /// Rank r gets the r-th `count` elements of every rank, in rank order; both buffers hold
+    /// `size × count` elements.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn all_to_all(
+        &mut self,
+        send: &DeviceBuffer,
+        receive: &mut DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(&[send, receive], stream)?;
+        self.host.all_to_all(send, receive, count, data_type)
+    }
+
+    /// Sends `count` elements to rank `to`, which calls [`receive`](Self::receive); returns when
+    /// they are there.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather); also when there is no such other rank.
+    pub fn send(
+        &mut self,
+        buffer: &DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        to: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(&[buffer], stream)?;
+        self.host.send(buffer, count, data_type, to)
+    }
+
+    /// Receives `count` elements from rank `from`, which calls [`send`](Self::send).
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn receive(
+        &mut self,
+        buffer: &mut DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        from: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(&[buffer], stream)?;
+        self.host.receive(buffer, count, data_type, from)
+    }
+
+    /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// When a rank is missing; its number is named.
+    pub fn barrier(&mut self) -> Result<()> {
+        self.host.barrier()
+    }
+}
