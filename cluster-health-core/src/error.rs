@@ -48,6 +48,16 @@ pub enum Error {
     /// Two uses exclude each other, for example a second process-wide binding.
     #[error("{0}")]
     Busy(String),
+    /// Another rank is missing, dead, or answered what it must not.
+    #[error("{message}")]
+    Rank {
+        /// The rank that is at fault.
+        rank: u32,
+        /// What is the matter with it (naming the rank), and what to do.
+        message: String,
+        /// Set when the rank did not act within the time given.
+        timed_out: bool,
+    },
 }
 
 /// A failed call into a device backend, in the vendor's vocabulary.
@@ -144,6 +154,11 @@ pub fn errno_text(errno: i32) -> String {
         libc::ENOSYS => "ENOSYS",
         libc::ENOTSUP => "ENOTSUP",
         libc::ETIMEDOUT => "ETIMEDOUT",
+        libc::EADDRINUSE => "EADDRINUSE",
+        libc::EADDRNOTAVAIL => "EADDRNOTAVAIL",
+        libc::ECONNREFUSED => "ECONNREFUSED",
+        libc::ELOOP => "ELOOP",
+        libc::ENOTDIR => "ENOTDIR",
         _ => "errno",
     };
     let text = std::io::Error::from_raw_os_error(errno).to_string();
@@ -210,6 +225,8 @@ impl Error {
             Self::Unavailable { .. } => "unavailable",
             Self::Format { .. } => "format",
             Self::Busy(_) => "busy",
+            Self::Rank { timed_out: true, .. } => "timeout",
+            Self::Rank { .. } => "rank",
         }
     }
 
@@ -242,11 +259,12 @@ impl Error {
         }
     }
 
-    /// The rank that made the failed call.
+    /// The rank that made the failed call, or that is missing.
     #[must_use]
     pub fn rank(&self) -> Option<u32> {
         match self {
             Self::Backend(error) => error.rank,
+            Self::Rank { rank, .. } => Some(*rank),
             _ => None,
         }
     }
