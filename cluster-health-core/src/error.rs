@@ -45,19 +45,19 @@ pub enum Error {
         /// What is wrong there.
         message: String,
     },
-    /// Another rank is missing, left or does something else.
-    #[error("rank {rank}: {message}")]
-    Rank {
-        /// The rank at fault.
-        rank: u32,
-        /// What is wrong with it.
-        message: String,
-        /// Set when it was waited for in vain.
-        timed_out: bool,
-    },
     /// Two uses exclude each other, for example a second process-wide binding.
     #[error("{0}")]
     Busy(String),
+    /// Another rank is missing, dead, or answered what it must not.
+    #[error("{message}")]
+    Rank {
+        /// The rank that is at fault.
+        rank: u32,
+        /// What is the matter with it (naming the rank), and what to do.
+        message: String,
+        /// Set when the rank did not act within the time given.
+        timed_out: bool,
+    },
 }
 
 /// A failed call into a device backend, in the vendor's vocabulary.
@@ -154,6 +154,11 @@ pub fn errno_text(errno: i32) -> String {
         libc::ENOSYS => "ENOSYS",
         libc::ENOTSUP => "ENOTSUP",
         libc::ETIMEDOUT => "ETIMEDOUT",
+        libc::EADDRINUSE => "EADDRINUSE",
+        libc::EADDRNOTAVAIL => "EADDRNOTAVAIL",
+        libc::ECONNREFUSED => "ECONNREFUSED",
+        libc::ELOOP => "ELOOP",
+        libc::ENOTDIR => "ENOTDIR",
         _ => "errno",
     };
     let text = std::io::Error::from_raw_os_error(errno).to_string();
@@ -196,14 +201,15 @@ impl Error {
 
     /// A rank that is at fault.
     pub fn rank_fault(rank: u32, message: impl Into<String>) -> Self {
-        Self::Rank { rank, message: message.into(), timed_out: false }
+        Self::Rank { rank, message: format!("rank {rank}: {}", message.into()), timed_out: false }
     }
 
     /// A rank that was waited for in vain.
     #[must_use]
     pub fn rank_timeout(rank: u32, bound: Duration) -> Self {
         let message = format!(
-            "timeout: nothing came for {} ms; look for a hung or stopped process, or raise --timeout",
+            "rank {rank}: timeout: nothing came for {} ms; look for a hung or stopped process, or raise \
+             --timeout",
             bound.as_millis()
         );
         Self::Rank { rank, message, timed_out: true }
@@ -229,14 +235,14 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Backend(error) if error.timed_out => "timeout",
-            Self::Rank { timed_out: true, .. } => "timeout",
-            Self::Rank { .. } => "rank",
             Self::Backend(_) => "backend",
             Self::System(_) => "system",
             Self::Invalid { .. } => "invalid",
             Self::Unavailable { .. } => "unavailable",
             Self::Format { .. } => "format",
             Self::Busy(_) => "busy",
+            Self::Rank { timed_out: true, .. } => "timeout",
+            Self::Rank { .. } => "rank",
         }
     }
 
@@ -269,7 +275,7 @@ impl Error {
         }
     }
 
-    /// The rank that made the failed call.
+    /// The rank that made the failed call, or that is missing.
     #[must_use]
     pub fn rank(&self) -> Option<u32> {
         match self {

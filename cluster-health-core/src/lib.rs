@@ -39,6 +39,7 @@ pub use device::{Device, DeviceInfo};
 pub use error::{Error, Result};
 pub use id::{CpuId, DeviceId, NodeId};
 pub use machine::{Binding, Machine};
+pub use rank::{RankEnvironment, RankFamily, RankGroup};
 pub use stream::{Event, Stream};
 pub use transfer::Transfer;
 pub use units::{Bandwidth, ByteSize, parse_duration};

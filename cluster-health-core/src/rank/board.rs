@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::id::CpuId;
 use crate::rank::RankGroup;
 
-/// Longest message of one exchange.
+/// Longest message of one exchange, bytes.
 pub(crate) const LONGEST: usize = SLOT - HEADER;
 
 const SLOT: usize = 8192;
@@ -23,7 +23,6 @@ const HEADER: usize = 16;
 const LINE: usize = 128;
 const SEQUENCE: usize = 0;
 const LENGTH: usize = 8;
-const KIND: usize = 12;
 
 /// Cells of a rank's own line: they change rarely.
 const CPU: usize = 0;
@@ -47,9 +46,14 @@ const EAGER_SPINS: u32 = 500;
 const YIELDS: u32 = 400;
 const NAP: Duration = Duration::from_micros(50);
 
-/// The mapping that all ranks of a group share, seen by one of them.
+/// Shared memory in which the ranks of one host show each other short messages: a control channel
+/// that costs no system call, beside the device's own collectives.
+///
+/// All ranks make the same exchanges in the same order. Waiting ranks that share a CPU give it away
+/// at once, others spin briefly, then give it away, then sleep. Every wait is bounded, and its error
+/// names the rank that is missing.
 #[derive(Debug)]
-pub(crate) struct Board<'g> {
+pub struct Board<'g> {
     group: &'g RankGroup,
     mapping: Mapping,
     rank: usize,
@@ -70,14 +74,24 @@ pub(crate) struct PairCells {
 
 /// One rank's message, while the exchange is open.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Message<'a> {
-    pub(crate) kind: u32,
-    pub(crate) bytes: &'a [u8],
+#[non_exhaustive]
+pub struct Message<'a> {
+    /// What kind of message the sender says it is.
+    pub kind: u32,
+    /// Its content.
+    pub bytes: &'a [u8],
 }
 
 impl<'g> Board<'g> {
-    /// Made by all ranks together: rank 0 allocates, the others map what it sends them.
-    pub(crate) fn new(group: &'g RankGroup, tag: u64) -> Result<Self> {
+    /// Longest message of one exchange, bytes.
+    pub const LONGEST: usize = LONGEST;
+
+    /// Made by all ranks together: rank 0 allocates, the others map what it sends them under `tag`,
+    /// which names this board among the descriptors that ranks send each other.
+    ///
+    /// # Errors
+    /// When a rank is missing or on another host, or the memory cannot be had.
+    pub fn new(group: &'g RankGroup, tag: u64) -> Result<Self> {
         let (rank, size) = (group.rank() as usize, group.size() as usize);
         if let Some(far) = (0..group.size()).find(|peer| !group.same_host(*peer)) {
             return Err(Error::Unavailable {
@@ -116,7 +130,8 @@ impl<'g> Board<'g> {
         self.group
     }
 
-    pub(crate) fn set_timeout(&self, timeout: Duration) {
+    /// Bound of every wait.
+    pub fn set_timeout(&self, timeout: Duration) {
         self.timeout.set(timeout);
     }
 
@@ -166,7 +181,7 @@ impl<'g> Board<'g> {
     }
 
     /// Tells the others on which CPU this rank runs: two ranks that share one must not spin.
-    pub(crate) fn note_cpu(&self, cpu: CpuId) {
+    pub fn note_cpu(&self, cpu: CpuId) {
         self.cell(self.line(self.rank) + CPU).store(u64::from(cpu.0), Ordering::Relaxed);
     }
 
@@ -180,10 +195,10 @@ impl<'g> Board<'g> {
             })
     }
 
-    /// Shows this rank's message of the next exchange.
+    /// Shows this rank's message of the next exchange, cut to [`LONGEST`](Self::LONGEST) bytes,
+    /// without waiting for the others'.
     #[inline]
-    pub(crate) fn publish(&mut self, kind: u32, message: &[u8]) {
-        debug_assert!(message.len() <= LONGEST, "a message of {} bytes", message.len());
+    pub fn publish(&mut self, kind: u32, message: &[u8]) {
         let length = message.len().min(LONGEST);
         self.sequence += 1;
         let slot = self.slot(self.rank, self.sequence);
@@ -227,8 +242,12 @@ impl<'g> Board<'g> {
         self.cell(self.slot(self.rank, self.sequence + 1) + LENGTH).store(0, Ordering::Relaxed);
     }
 
-    /// One whole exchange: shows `message`, then visits every rank's in order, its own included.
-    pub(crate) fn exchange(
+    /// One whole exchange: shows `message` (at most [`LONGEST`](Self::LONGEST) bytes), then visits
+    /// every rank's in order, its own included.
+    ///
+    /// # Errors
+    /// When a rank is missing, or what `visit` returns.
+    pub fn exchange(
         &mut self,
         kind: u32,
         message: &[u8],
