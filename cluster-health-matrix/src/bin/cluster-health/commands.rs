@@ -71,10 +71,10 @@ fn sweep(command: &str, args: &SweepArgs) -> Result<Done> {
     if report.manifest.status == RunStatus::Interrupted {
         eprintln!("interrupted; what was measured is in {}, --resume goes on", args.out.display());
     }
-    show(&report, &args.out, args.output.json);
     if report.manifest.points.measured == 0 && report.manifest.status == RunStatus::Complete {
         return Err(nothing_measured(&report));
     }
+    show(&report, &args.out, args.output.json);
     Ok(if report.manifest.points.all_measured() && report.manifest.status == RunStatus::Complete {
         Done::Clean
     } else {
