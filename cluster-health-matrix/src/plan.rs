@@ -133,11 +133,11 @@ impl H2dPlan {
         self.order == Order::Blocks && self.sizes.first().is_some_and(|size| *size > PROBE_SIZE)
     }
 
-    /// NUMA nodes of the plan's usable CPUs, with a CPU that can touch memory there.
-    pub(crate) fn nodes(&self, machine: &Machine) -> BTreeMap<Option<NodeId>, CpuId> {
-        let mut nodes = BTreeMap::new();
+    /// NUMA nodes of the plan's usable CPUs, with the CPUs that can touch memory there.
+    pub(crate) fn nodes(&self, machine: &Machine) -> BTreeMap<Option<NodeId>, Vec<CpuId>> {
+        let mut nodes = BTreeMap::<_, Vec<CpuId>>::new();
         for &cpu in self.cpus.iter().filter(|cpu| !self.unusable_cpus.contains_key(cpu)) {
-            nodes.entry(machine.node_of(cpu)).or_insert(cpu);
+            nodes.entry(machine.node_of(cpu)).or_default().push(cpu);
         }
         nodes
     }

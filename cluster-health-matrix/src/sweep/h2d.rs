@@ -208,11 +208,20 @@ impl<'a> Engine<'a> {
         let size = if plan.has_probes() { plan.largest().max(PROBE_SIZE) } else { plan.largest() };
         let mut arenas = BTreeMap::new();
         if plan.arena == ArenaPolicy::Node {
-            for (node, cpu) in plan.nodes(machine) {
-                // Touched from a CPU of the node, so that the kernel places the pages there.
-                let binding = machine.bind(cpu)?;
-                arenas.insert(node, [Arena::new(machine, size)?, Arena::new(machine, size)?]);
-                drop(binding);
+            let mut refused = None;
+            for (node, cpus) in plan.nodes(machine) {
+                // Touched from a CPU of the node, so that the kernel places the pages there. A CPU
+                // may have gone since the census: any other of its node serves as well.
+                let mut binds = cpus.into_iter().map(|cpu| machine.bind(cpu));
+                let binding =
+                    binds.find_map(|bind| bind.map_err(|error| refused = Some(error)).ok());
+                if binding.is_some() {
+                    let pair = [Arena::new(machine, size)?, Arena::new(machine, size)?];
+                    arenas.insert(node, pair);
+                }
+            }
+            if let (true, Some(error)) = (arenas.is_empty(), refused) {
+                return Err(error.into());
             }
         }
         let mut lanes = Vec::with_capacity(plan.devices.len());
