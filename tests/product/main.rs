@@ -10,4 +10,4 @@
 mod folder;
 // mod resume;
 mod support;
-// mod synthetic;
+mod synthetic;

@@ -270,8 +270,11 @@ pub(crate) fn middle(values: &[f64]) -> f64 {
     if n % 2 == 1 { sorted[n / 2] } else { (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0 }
 }
 
-/// Rates of all cells (bytes, CPU, device): the median over blocks of the median iteration.
-pub(crate) fn rates<'a>(points: impl Iterator<Item = &'a Point>) -> BTreeMap<(u64, u32, u32), f64> {
+/// Bytes, CPU, device.
+pub(crate) type Cell = (u64, u32, u32);
+
+/// Rates of all cells: the median over blocks of the median iteration.
+pub(crate) fn rates(points: impl Iterator<Item = &Point>) -> BTreeMap<Cell, f64> {
     let mut blocks = BTreeMap::<_, Vec<f64>>::new();
     for point in points.filter(|point| point.status == "measured") {
         let times: Vec<f64> = point.iter_ns.iter().map(|ns| *ns as f64).collect();
@@ -281,7 +284,7 @@ pub(crate) fn rates<'a>(points: impl Iterator<Item = &'a Point>) -> BTreeMap<(u6
 }
 
 /// Summary rows, as far as numbers go: bytes → count, min, p10, median, p90, max.
-pub(crate) fn summary(rates: &BTreeMap<(u64, u32, u32), f64>) -> BTreeMap<u64, (u64, [f64; 5])> {
+pub(crate) fn summary(rates: &BTreeMap<Cell, f64>) -> BTreeMap<u64, (u64, [f64; 5])> {
     let mut sizes = BTreeMap::<u64, Vec<f64>>::new();
     for ((bytes, _, _), rate) in rates {
         sizes.entry(*bytes).or_default().push(*rate);
