@@ -95,6 +95,8 @@ pub fn h2d_from(
     );
     let mut estimates = Estimates::new(Sweep::H2d, "idle", plan.sizes.clone(), rows, columns);
     machine.advance_virtual_time(start_ns);
+    // The samples may come from the log that the observer appends to: its end is where it is now.
+    let mut before = before.fuse();
     let mut engine = Engine::new(machine, plan, start_ns)?;
     let mut schedule = Schedule::new(plan, machine);
     let mut end = SweepEnd::default();
