@@ -4,10 +4,11 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 
-// mod bad_input;
+mod bad_input;
 // mod commands;
 // mod field_cases;
 mod folder;
-// mod resume;
+mod full_disk;
+mod resume;
 mod support;
 mod synthetic;

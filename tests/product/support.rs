@@ -1,5 +1,6 @@
 //! Running the program and reading what it leaves behind, without its own code.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
@@ -274,11 +275,14 @@ pub(crate) fn middle(values: &[f64]) -> f64 {
 pub(crate) type Cell = (u64, u32, u32);
 
 /// Rates of all cells: the median over blocks of the median iteration.
-pub(crate) fn rates(points: impl Iterator<Item = &Point>) -> BTreeMap<Cell, f64> {
+pub(crate) fn rates(points: impl Iterator<Item = impl Borrow<Point>>) -> BTreeMap<Cell, f64> {
     let mut blocks = BTreeMap::<_, Vec<f64>>::new();
-    for point in points.filter(|point| point.status == "measured") {
-        let times: Vec<f64> = point.iter_ns.iter().map(|ns| *ns as f64).collect();
-        blocks.entry(point.cell()).or_default().push(point.bytes as f64 / middle(&times));
+    for point in points {
+        let point = point.borrow();
+        if point.status == "measured" {
+            let times: Vec<f64> = point.iter_ns.iter().map(|ns| *ns as f64).collect();
+            blocks.entry(point.cell()).or_default().push(point.bytes as f64 / middle(&times));
+        }
     }
     blocks.into_iter().map(|(cell, rates)| (cell, middle(&rates))).collect()
 }
