@@ -26,6 +26,8 @@ pub struct H2dMatrix {
     pub matrix: Matrix,
     /// How the sweep ended.
     pub end: SweepEnd,
+    /// What a reader should know before trusting the numbers, one line each.
+    pub notes: Vec<String>,
 }
 
 impl H2dMatrix {
@@ -187,6 +189,8 @@ struct Engine<'a> {
     arenas: BTreeMap<Option<NodeId>, [Arena; 2]>,
     /// The arena of `--arena core`.
     own: Option<Arena>,
+    /// Why host memory is not page-locked.
+    refused: Option<String>,
     lanes: Vec<Result<Lane, String>>,
     binding: Option<Binding>,
     bound: Option<CpuId>,
@@ -240,6 +244,8 @@ impl<'a> Engine<'a> {
                 format!("nothing can be measured: {}", reasons.join("; ")),
             ));
         }
+        let refused =
+            arenas.values().flatten().find_map(|arena| arena.buffer.refused().map(str::to_owned));
         let now = machine.now_ns();
         let mut sample = Sample::new(0, Sweep::H2d, ByteSize(0));
         sample.iter_ns.reserve(plan.iters as usize);
@@ -249,6 +255,7 @@ impl<'a> Engine<'a> {
             plan,
             arenas,
             own: None,
+            refused,
             lanes,
             binding: None,
             bound: None,
@@ -383,7 +390,11 @@ impl<'a> Engine<'a> {
                         .as_ref()
                         .map_or(0, |lane| lane.target.len() as u64);
                     let start = self.machine.now_ns();
-                    self.own = Some(Arena::new(self.machine, ByteSize(size))?);
+                    let arena = Arena::new(self.machine, ByteSize(size))?;
+                    if self.refused.is_none() {
+                        self.refused = arena.buffer.refused().map(str::to_owned);
+                    }
+                    self.own = Some(arena);
                     self.sample.touch_ns = self.machine.now_ns() - start;
                 }
                 self.sample.arena = Some(0);
@@ -435,7 +446,8 @@ impl<'a> Engine<'a> {
     fn finish(mut self, estimates: Estimates, mut end: SweepEnd) -> H2dMatrix {
         self.timings.wall_ns = self.origin.map_or(0, |origin| self.last_end - origin);
         end.timings = self.timings;
-        H2dMatrix { matrix: estimates.into_matrix(), end }
+        let refused = self.refused.map(|reason| format!("host memory is pageable: {reason}"));
+        H2dMatrix { matrix: estimates.into_matrix(), end, notes: refused.into_iter().collect() }
     }
 }
 
@@ -485,10 +497,14 @@ impl PointRun<'_> {
         }
         self.timed(point.bytes, binding)?;
         self.check(tags.as_ref(), "after the last iteration")?;
+        let fastest = self.sample.iter_ns.iter().min().copied().unwrap_or(0);
+        if fastest == 0 {
+            let reason = "a copy that took no time on this clock".to_owned();
+            return Ok((PointStatus::Implausible, Some(reason)));
+        }
         if let Some(expect) = self.plan.expect {
-            let fastest = self.sample.iter_ns.iter().min().copied().unwrap_or(0);
             let rate = Bandwidth::of(point.bytes, ns_to_f64(fastest));
-            if fastest == 0 || rate.as_gb_per_second() > 1.25 * expect.as_gb_per_second() {
+            if rate.as_gb_per_second() > 1.25 * expect.as_gb_per_second() {
                 return Ok((
                     PointStatus::Implausible,
                     Some(format!("{rate} is above 1.25 × the declared {expect}")),

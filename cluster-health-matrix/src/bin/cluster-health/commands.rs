@@ -68,6 +68,11 @@ fn sweep(command: &str, args: &SweepArgs) -> Result<Done> {
         record_h2d(command, &machine, &plan, &args.out, &args.record_options(), &mut terminal);
     terminal.finish();
     let report = result?;
+    if !args.output.quiet {
+        for note in &report.manifest.notes {
+            eprintln!("note: {note}");
+        }
+    }
     if report.manifest.status == RunStatus::Interrupted {
         eprintln!("interrupted; what was measured is in {}, --resume goes on", args.out.display());
     }
