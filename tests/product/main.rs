@@ -5,8 +5,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 
 mod bad_input;
-// mod commands;
-// mod field_cases;
+mod commands;
+mod field_cases;
 mod folder;
 mod full_disk;
 mod resume;
