@@ -133,11 +133,11 @@ impl H2dPlan {
         self.order == Order::Blocks && self.sizes.first().is_some_and(|size| *size > PROBE_SIZE)
     }
 
-    /// NUMA nodes of the plan's usable CPUs, with a CPU that can touch memory there.
-    pub(crate) fn nodes(&self, machine: &Machine) -> BTreeMap<Option<NodeId>, CpuId> {
-        let mut nodes = BTreeMap::new();
+    /// NUMA nodes of the plan's usable CPUs, with the CPUs that can touch memory there.
+    pub(crate) fn nodes(&self, machine: &Machine) -> BTreeMap<Option<NodeId>, Vec<CpuId>> {
+        let mut nodes = BTreeMap::<_, Vec<CpuId>>::new();
         for &cpu in self.cpus.iter().filter(|cpu| !self.unusable_cpus.contains_key(cpu)) {
-            nodes.entry(machine.node_of(cpu)).or_insert(cpu);
+            nodes.entry(machine.node_of(cpu)).or_default().push(cpu);
         }
         nodes
     }
@@ -148,17 +148,19 @@ impl H2dPlan {
         let usable_cells = (self.cpus.len() - self.unusable_cpus.len())
             * (self.devices.len() - self.unusable_devices.len());
         let blocks = u64::from(self.repeats);
-        let size_sum: u64 = self.sizes.iter().map(|size| size.bytes()).sum();
-        let points = blocks * (usable_cells * self.sizes.len()) as u64;
+        // Saturating: the cost of a plan that no machine can hold is asked for, too.
+        let size_sum = self.sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(size.bytes()));
+        let visits = blocks.saturating_mul(usable_cells as u64);
+        let points = visits.saturating_mul(self.sizes.len() as u64);
         // Settled points take one or two warm-up transfers.
         let transfers = u64::from(self.iters) + u64::from(self.warmup.unwrap_or(1));
-        let bytes = blocks * usable_cells as u64 * size_sum * transfers;
+        let bytes = visits.saturating_mul(size_sum).saturating_mul(transfers);
         let arenas = match self.arena {
             ArenaPolicy::Node => 2 * self.nodes(machine).len() as u64,
             ArenaPolicy::Core => 1,
         };
-        let host_memory = arenas * self.largest().bytes();
-        let device_memory = self.devices.len() as u64 * self.largest().bytes();
+        let host_memory = self.largest().bytes().saturating_mul(arenas);
+        let device_memory = self.largest().bytes().saturating_mul(self.devices.len() as u64);
         let (bind_us, fixed_us, touch) = match machine.scenario() {
             Some(scenario) => (
                 scenario.machine.bind_us,
@@ -170,7 +172,7 @@ impl H2dPlan {
         let touches = match self.arena {
             ArenaPolicy::Node => 0.0,
             ArenaPolicy::Core => {
-                to_f64(blocks * self.cpus.len() as u64 * self.largest().bytes())
+                to_f64(blocks * self.cpus.len() as u64) * to_f64(self.largest().bytes())
                     / touch.as_gb_per_second()
                     / 1e9
             }

@@ -550,10 +550,29 @@ fn lock(file: &File, dir: &Path) -> Result<()> {
     use rustix::fs::{FlockOperation, flock};
     flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
         Error::Busy(format!(
-            "--out: {} is in use by another run; wait for it or choose another folder",
+            "{} is in use by another run; wait for it or choose another folder",
             dir.display()
         ))
     })
+}
+
+/// A result folder that nobody else may write, until this is dropped.
+#[derive(Debug)]
+pub struct FolderLock {
+    _log: File,
+}
+
+impl FolderLock {
+    /// Locks the result folder `dir`, whose outputs are about to be made again.
+    ///
+    /// # Errors
+    /// When it holds no log or is in use.
+    pub fn take(dir: &Path) -> Result<Self> {
+        let path = dir.join(SAMPLES);
+        let log = File::open(&path).map_err(|error| Error::io("opening", &path, error))?;
+        lock(&log, dir)?;
+        Ok(Self { _log: log })
+    }
 }
 
 /// Files of a result folder: only these are ever replaced.
@@ -580,10 +599,11 @@ impl RunFolder {
     /// When the folder cannot be written, is not empty ([`OpenMode::New`]), is in use, or holds
     /// another plan's run ([`OpenMode::Resume`]).
     pub fn open(dir: &Path, mode: OpenMode, manifest: &Manifest) -> Result<Opened> {
-        fs::create_dir_all(dir).map_err(|error| Error::io("creating", dir, error))?;
+        let failed = |action: &str, error| Error::io(format!("--out: {action}"), dir, error);
+        fs::create_dir_all(dir).map_err(|error| failed("creating", error))?;
         let mut names = Vec::new();
-        for entry in fs::read_dir(dir).map_err(|error| Error::io("reading", dir, error))? {
-            let entry = entry.map_err(|error| Error::io("reading", dir, error))?;
+        for entry in fs::read_dir(dir).map_err(|error| failed("reading", error))? {
+            let entry = entry.map_err(|error| failed("reading", error))?;
             names.push(entry.file_name().to_string_lossy().into_owned());
         }
         let has_run = names.iter().any(|name| name == MANIFEST);
@@ -624,7 +644,7 @@ impl RunFolder {
             .create(true)
             .truncate(false)
             .open(&path)
-            .map_err(|error| Error::io("opening", &path, error))?;
+            .map_err(|error| Error::io("--out: opening", &path, error))?;
         lock(&log, dir)?;
         Ok(Self { dir: dir.to_owned(), log, len: 0, line: Vec::with_capacity(1024), next_seq: 0 })
     }

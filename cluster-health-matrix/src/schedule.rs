@@ -181,7 +181,8 @@ impl<'a> Schedule<'a> {
             self.until_sentinel -= 1;
             return false;
         }
-        self.until_sentinel = gap(&mut self.random);
+        // The ordinary point that follows this visit is the first of the gap.
+        self.until_sentinel = gap(&mut self.random) - 1;
         let cell = self.sentinels[self.next_sentinel % self.sentinels.len()];
         self.next_sentinel += 1;
         let bytes = self.plan.sizes[self.plan.sizes.len() / 2];

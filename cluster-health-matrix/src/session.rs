@@ -114,6 +114,11 @@ pub fn record_h2d(
             segment.wall_ns = sweep.end.timings.wall_ns;
             manifest.wall_ns += segment.wall_ns;
             manifest.timings += sweep.end.timings;
+            for note in &sweep.notes {
+                if !manifest.notes.contains(note) {
+                    manifest.notes.push(note.clone());
+                }
+            }
         }
     }
     let complete = result.as_ref().is_ok_and(|sweep| sweep.end.complete);

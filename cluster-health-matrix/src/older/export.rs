@@ -70,7 +70,7 @@ pub fn export(
         }
         return Err(Error::invalid("DIR", message));
     }
-    fs::create_dir_all(folder).map_err(|error| Error::io("creating", folder, error))?;
+    fs::create_dir_all(folder).map_err(|error| Error::io("--out: creating", folder, error))?;
     let results =
         Results { meta: header(&kept, meta, affinity), metrics: Metrics { samples: &kept, meta } };
     write(&folder.join("results.json"), &results)?;

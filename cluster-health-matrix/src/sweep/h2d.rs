@@ -26,6 +26,8 @@ pub struct H2dMatrix {
     pub matrix: Matrix,
     /// How the sweep ended.
     pub end: SweepEnd,
+    /// What a reader should know before trusting the numbers, one line each.
+    pub notes: Vec<String>,
 }
 
 impl H2dMatrix {
@@ -95,6 +97,8 @@ pub fn h2d_from(
     );
     let mut estimates = Estimates::new(Sweep::H2d, "idle", plan.sizes.clone(), rows, columns);
     machine.advance_virtual_time(start_ns);
+    // The samples may come from the log that the observer appends to: its end is where it is now.
+    let mut before = before.fuse();
     let mut engine = Engine::new(machine, plan, start_ns)?;
     let mut schedule = Schedule::new(plan, machine);
     let mut end = SweepEnd::default();
@@ -185,6 +189,8 @@ struct Engine<'a> {
     arenas: BTreeMap<Option<NodeId>, [Arena; 2]>,
     /// The arena of `--arena core`.
     own: Option<Arena>,
+    /// Why host memory is not page-locked.
+    refused: Option<String>,
     lanes: Vec<Result<Lane, String>>,
     binding: Option<Binding>,
     bound: Option<CpuId>,
@@ -208,11 +214,20 @@ impl<'a> Engine<'a> {
         let size = if plan.has_probes() { plan.largest().max(PROBE_SIZE) } else { plan.largest() };
         let mut arenas = BTreeMap::new();
         if plan.arena == ArenaPolicy::Node {
-            for (node, cpu) in plan.nodes(machine) {
-                // Touched from a CPU of the node, so that the kernel places the pages there.
-                let binding = machine.bind(cpu)?;
-                arenas.insert(node, [Arena::new(machine, size)?, Arena::new(machine, size)?]);
-                drop(binding);
+            let mut refused = None;
+            for (node, cpus) in plan.nodes(machine) {
+                // Touched from a CPU of the node, so that the kernel places the pages there. A CPU
+                // may have gone since the census: any other of its node serves as well.
+                let mut binds = cpus.into_iter().map(|cpu| machine.bind(cpu));
+                let binding =
+                    binds.find_map(|bind| bind.map_err(|error| refused = Some(error)).ok());
+                if binding.is_some() {
+                    let pair = [Arena::new(machine, size)?, Arena::new(machine, size)?];
+                    arenas.insert(node, pair);
+                }
+            }
+            if let (true, Some(error)) = (arenas.is_empty(), refused) {
+                return Err(error.into());
             }
         }
         let mut lanes = Vec::with_capacity(plan.devices.len());
@@ -229,6 +244,8 @@ impl<'a> Engine<'a> {
                 format!("nothing can be measured: {}", reasons.join("; ")),
             ));
         }
+        let refused =
+            arenas.values().flatten().find_map(|arena| arena.buffer.refused().map(str::to_owned));
         let now = machine.now_ns();
         let mut sample = Sample::new(0, Sweep::H2d, ByteSize(0));
         sample.iter_ns.reserve(plan.iters as usize);
@@ -238,6 +255,7 @@ impl<'a> Engine<'a> {
             plan,
             arenas,
             own: None,
+            refused,
             lanes,
             binding: None,
             bound: None,
@@ -372,7 +390,11 @@ impl<'a> Engine<'a> {
                         .as_ref()
                         .map_or(0, |lane| lane.target.len() as u64);
                     let start = self.machine.now_ns();
-                    self.own = Some(Arena::new(self.machine, ByteSize(size))?);
+                    let arena = Arena::new(self.machine, ByteSize(size))?;
+                    if self.refused.is_none() {
+                        self.refused = arena.buffer.refused().map(str::to_owned);
+                    }
+                    self.own = Some(arena);
                     self.sample.touch_ns = self.machine.now_ns() - start;
                 }
                 self.sample.arena = Some(0);
@@ -424,7 +446,8 @@ impl<'a> Engine<'a> {
     fn finish(mut self, estimates: Estimates, mut end: SweepEnd) -> H2dMatrix {
         self.timings.wall_ns = self.origin.map_or(0, |origin| self.last_end - origin);
         end.timings = self.timings;
-        H2dMatrix { matrix: estimates.into_matrix(), end }
+        let refused = self.refused.map(|reason| format!("host memory is pageable: {reason}"));
+        H2dMatrix { matrix: estimates.into_matrix(), end, notes: refused.into_iter().collect() }
     }
 }
 
@@ -474,10 +497,14 @@ impl PointRun<'_> {
         }
         self.timed(point.bytes, binding)?;
         self.check(tags.as_ref(), "after the last iteration")?;
+        let fastest = self.sample.iter_ns.iter().min().copied().unwrap_or(0);
+        if fastest == 0 {
+            let reason = "a copy that took no time on this clock".to_owned();
+            return Ok((PointStatus::Implausible, Some(reason)));
+        }
         if let Some(expect) = self.plan.expect {
-            let fastest = self.sample.iter_ns.iter().min().copied().unwrap_or(0);
             let rate = Bandwidth::of(point.bytes, ns_to_f64(fastest));
-            if fastest == 0 || rate.as_gb_per_second() > 1.25 * expect.as_gb_per_second() {
+            if rate.as_gb_per_second() > 1.25 * expect.as_gb_per_second() {
                 return Ok((
                     PointStatus::Implausible,
                     Some(format!("{rate} is above 1.25 × the declared {expect}")),

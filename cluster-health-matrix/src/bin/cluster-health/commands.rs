@@ -14,7 +14,7 @@ use cluster_health_matrix::older::import::{ImportRequest, SourceFormat, read};
 use cluster_health_matrix::plan::{Cost, H2dPlan};
 use cluster_health_matrix::report::Report;
 use cluster_health_matrix::run::{
-    AffinityFile, OpenMode, RunStatus, SampleReader, unix_seconds, utc_now,
+    AffinityFile, FolderLock, OpenMode, RunStatus, SampleReader, unix_seconds, utc_now,
 };
 use cluster_health_matrix::samples::{Sample, Sweep};
 use cluster_health_matrix::session::{record_h2d, record_import};
@@ -68,13 +68,18 @@ fn sweep(command: &str, args: &SweepArgs) -> Result<Done> {
         record_h2d(command, &machine, &plan, &args.out, &args.record_options(), &mut terminal);
     terminal.finish();
     let report = result?;
+    if !args.output.quiet {
+        for note in &report.manifest.notes {
+            eprintln!("note: {note}");
+        }
+    }
     if report.manifest.status == RunStatus::Interrupted {
         eprintln!("interrupted; what was measured is in {}, --resume goes on", args.out.display());
     }
-    show(&report, &args.out, args.output.json);
     if report.manifest.points.measured == 0 && report.manifest.status == RunStatus::Complete {
         return Err(nothing_measured(&report));
     }
+    show(&report, &args.out, args.output.json);
     Ok(if report.manifest.points.all_measured() && report.manifest.status == RunStatus::Complete {
         Done::Clean
     } else {
@@ -293,6 +298,7 @@ fn bytes_gb(bytes: u64) -> f64 {
 }
 
 fn report(args: &ReportArgs) -> Result<Done> {
+    let _lock = FolderLock::take(&args.dir)?;
     let mut report = Report::read(&args.dir)?;
     for line in &report.bad_lines {
         eprintln!("warning: {}, {line}", args.dir.join("samples.jsonl").display());
@@ -320,8 +326,10 @@ fn import(args: &ImportArgs) -> Result<Done> {
         ScanArg::Unknown => ScanOrder::Unknown,
     });
     let imported = read(&request)?;
-    for note in &imported.notes {
-        eprintln!("note: {note}");
+    if !args.output.quiet {
+        for note in &imported.notes {
+            eprintln!("note: {note}");
+        }
     }
     let mode = if args.force { OpenMode::Force } else { OpenMode::New };
     let report = record_import(&request, imported, &args.out, mode, &args.palette.options())?;
@@ -363,8 +371,10 @@ fn export_older(args: &ExportArgs) -> Result<Done> {
     let affinity: Option<Value> =
         report.affinity.as_ref().and_then(|file| serde_json::to_value(file).ok());
     let notes = export(&args.out, &samples, &meta, affinity.as_ref())?;
-    for note in &notes {
-        eprintln!("note: {note}");
+    if !args.output.quiet {
+        for note in &notes {
+            eprintln!("note: {note}");
+        }
     }
     if args.output.json {
         print_json(&json!({

@@ -58,7 +58,8 @@ fn usage(error: &clap::Error) -> ExitCode {
         let message = message.strip_prefix("error: ").unwrap_or(message);
         print_json(&error_document("usage", message, None, None, None, None, None));
     }
-    eprint!("{}", error.render().ansi());
+    // To stderr, coloured only on a terminal.
+    error.print().ok();
     ExitCode::from(USAGE)
 }
 

@@ -1,0 +1,253 @@
+//! Reports from people who do this job, each reduced to the smallest input of its kind and named
+//! after it. Cases of one module are tested there: F1, F3–F7 with the census, F19 with workbooks,
+//! F21 with bad input.
+
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+
+use serde_json::Value;
+
+use crate::support::{Csv, Folder, MIB, Place, QUIET, Ran, close, names};
+
+/// The numbers of the system calls that place memory or ask where it is.
+fn placement_calls() -> [u32; 3] {
+    [libc::SYS_mbind, libc::SYS_move_pages, libc::SYS_get_mempolicy]
+        .map(|number| u32::try_from(number).unwrap())
+}
+
+/// A filter that makes them fail with EPERM, as container runtimes do.
+fn no_placement() -> Vec<libc::sock_filter> {
+    let word = |code: u32| u16::try_from(code).unwrap();
+    let load = word(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS);
+    let equal = word(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K);
+    let give = word(libc::BPF_RET | libc::BPF_K);
+    // The number of the call is the first word of what a filter sees.
+    let mut filter = vec![libc::sock_filter { code: load, jt: 0, jf: 0, k: 0 }];
+    let calls = placement_calls();
+    for (at, number) in calls.iter().enumerate() {
+        let to_refusal = u8::try_from(calls.len() - at).unwrap();
+        filter.push(libc::sock_filter { code: equal, jt: to_refusal, jf: 0, k: *number });
+    }
+    let refusal = libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).unwrap();
+    filter.push(libc::sock_filter { code: give, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW });
+    filter.push(libc::sock_filter { code: give, jt: 0, jf: 0, k: refusal });
+    filter
+}
+
+fn check(result: libc::c_int) -> std::io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn f8_a_sandbox_that_hides_where_pages_are() {
+    let place = Place::new();
+    let mut command =
+        place.command("h2d --quiet --backend host --devices 0 --sizes 1MiB --repeats 2 --out @out");
+    let mut filter = no_placement();
+    let apply = move || {
+        let program = libc::sock_fprog {
+            len: u16::try_from(filter.len()).unwrap_or_default(),
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY:
+        // * prctl with these arguments takes no pointers.
+        check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+        let program: *const libc::sock_fprog = &raw const program;
+        // SAFETY:
+        // * The program and its filter live until the call returns; the kernel copies them.
+        check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, program) })
+    };
+    // SAFETY:
+    // * Between fork and exec the closure makes two system calls and nothing else: the filter was
+    //   allocated before.
+    unsafe { command.pre_exec(apply) };
+    let ran = Ran::of(&mut command);
+    let plan = place.run("plan --backend host --sizes 1MiB --json").json();
+    let nodes = plan["plan"]["devices"].as_array().unwrap().len();
+    if nodes > 1 {
+        // Memory that cannot be placed on its device's node would be a label without a meaning.
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        return;
+    }
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let folder = Folder::read(&place.path("out"));
+    assert!(!folder.points.is_empty());
+    for point in &folder.points {
+        assert_eq!((point.status.as_str(), &point.page_nodes), ("measured", &None));
+    }
+}
+
+const CAP_IPC_LOCK: libc::c_ulong = 14;
+
+#[test]
+fn f10_memory_that_may_not_be_locked() {
+    for options in ["", "--arena core"] {
+        let place = Place::new();
+        let mut command = place.command(&format!(
+            "h2d --backend host --sizes 1MiB,32KiB --repeats 2 {options} --out @out"
+        ));
+        let apply = || {
+            // The limit does not bind who holds the capability; what is not in the bounding set
+            // is not regained by exec. Who may not change the set does not hold it either.
+            // SAFETY:
+            // * prctl with these arguments takes no pointers.
+            unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0) };
+            let limit = libc::rlimit { rlim_cur: 65_536, rlim_max: 65_536 };
+            let limit: *const libc::rlimit = &raw const limit;
+            // SAFETY:
+            // * The limit lives until the call returns.
+            check(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, limit) })
+        };
+        // SAFETY:
+        // * Between fork and exec the closure makes two system calls and nothing else.
+        unsafe { command.pre_exec(apply) };
+        let ran = Ran::of(&mut command);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let folder = Folder::read(&place.path("out"));
+        assert!(folder.points.iter().all(|p| p.pinned.as_deref() == Some("pageable")));
+
+        // Kept apart from page-locked results by name and in the summary.
+        let csv: Vec<_> =
+            names(&folder.dir).into_iter().filter(|name| name.ends_with(".csv")).collect();
+        assert_eq!(csv, ["h2d-1MiB-pageable.csv", "h2d-32KiB-pageable.csv"]);
+        let rows = folder.run["summary"].as_array().unwrap();
+        assert_eq!(rows.len(), 2);
+        assert!(rows.iter().all(|row| row["memory"] == "pageable"));
+        assert_eq!(folder.run["environment"]["memlock_bytes"], 65_536);
+
+        // And why, where people look.
+        let notes = folder.run["notes"].as_array().unwrap();
+        let note = notes.iter().filter_map(Value::as_str).find(|note| note.contains("pageable"));
+        let note = note.unwrap();
+        assert!(note.contains("mlock of 1MiB") && note.contains("RLIMIT_MEMLOCK"), "{note}");
+        let report = fs::read_to_string(folder.dir.join("report.md")).unwrap();
+        assert!(report.contains(note), "{report}");
+        assert!(ran.stderr.contains(note), "{}", ran.stderr);
+    }
+}
+
+/// Rewrites the log of a folder line by line.
+fn edit_log(place: &Place, mut edit: impl FnMut(&mut Value)) {
+    let path = place.path("out/samples.jsonl");
+    let mut text = String::new();
+    for line in fs::read_to_string(&path).unwrap().lines() {
+        let mut sample: Value = serde_json::from_str(line).unwrap();
+        edit(&mut sample);
+        text.push_str(&sample.to_string());
+        text.push('\n');
+    }
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn f12_pages_are_where_they_were_touched_and_a_stray_one_is_told() {
+    let place = Place::with_machine(QUIET);
+    let folder = place.sweep(0, "--sizes 1MiB --repeats 2");
+    for point in &folder.points {
+        // CPUs 0 to 7 are the four cores of node 0.
+        let node = point.cpu / 8;
+        assert_eq!(point.page_nodes, Some([(node, 256)].into()), "{point:?}");
+    }
+    let report = || {
+        assert_eq!(place.run("report @out").code, Some(0));
+        fs::read_to_string(place.path("out/report.md")).unwrap()
+    };
+    assert!(!report().contains("not on the CPU's NUMA node"));
+    edit_log(&place, |sample| match sample["seq"].as_u64() {
+        Some(3) if sample["cpu"].as_u64() < Some(8) => {
+            sample["page_nodes"] = serde_json::json!({"1": 256})
+        }
+        Some(3) => sample["page_nodes"] = serde_json::json!({"0": 256}),
+        // One page astray is enough; pages that nobody could ask about are not.
+        Some(4) => sample["page_nodes"] = serde_json::json!({"0": 128, "1": 128}),
+        Some(5) => sample["page_nodes"] = Value::Null,
+        _ => {}
+    });
+    let text = report();
+    assert!(
+        text.contains("2 points copied from memory that is not on the CPU's NUMA node"),
+        "{text}"
+    );
+}
+
+#[test]
+fn f17_copies_that_are_too_fast_are_no_results() {
+    // 128 MiB in about 0.5 us: a copy that returned before it was made.
+    let place = Place::with_machine(&format!(
+        "{QUIET}latency_us = 0.1\n[[fault]]\nkind = \"slow_cell\"\ncpus = \"6\"\ndevices = \"1\"\n\
+         factor = 5600\n"
+    ));
+    let folder = place.sweep(1, "--sizes 128MiB --repeats 2");
+    let fast: Vec<_> = folder.first_class().filter(|p| p.iter_ns[0] < 1_000).collect();
+    assert_eq!(fast.len(), 2);
+    assert_eq!(folder.count("implausible"), 2);
+    assert_eq!(folder.count("measured") + 2, folder.points.len() as u64);
+    let csv = folder.csv("h2d-128MiB");
+    assert_eq!((csv.at(6, 1), csv.measured()), (None, 63));
+    let row = &folder.run["summary"][0];
+    assert_eq!(row["count"], 63);
+    assert!(close(row["max"].as_f64().unwrap(), 58.5, 0.001), "{row}");
+    let report = fs::read_to_string(folder.dir.join("report.md")).unwrap();
+    assert!(report.contains("2 implausible"), "{report}");
+}
+
+#[test]
+fn f17_copies_that_take_no_time_are_no_results() {
+    let place = Place::with_machine(
+        "[machine]\ncpus = 4\ndevices = 2\nnuma_nodes = 1\n\
+         [h2d]\nnoise = 0\nlatency_us = 0\ngbps = 1e9\n",
+    );
+    let ran = place.run("h2d --quiet --backend synthetic:@machine.toml --sizes 1MiB --out @out");
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    let folder = Folder::read(&place.path("out"));
+    assert!(folder.points.iter().all(|p| p.status == "implausible" && p.iter_ns == [0, 0, 0]));
+    assert_eq!(folder.csv("h2d-1MiB").measured(), 0);
+}
+
+#[test]
+fn f18_what_was_not_measured_stays_so_through_json() {
+    let place = Place::with_machine(&QUIET.replace("[h2d]", "offline = \"2\"\n[h2d]"));
+    let folder = place.sweep(1, "--cpus 0-3 --devices 0,1 --sizes 1MiB --repeats 2");
+    let csv = folder.csv("h2d-1MiB");
+    assert_eq!(csv.cells[2], [None, None]);
+    assert_eq!(csv.measured(), 6);
+    let export = "export @out --format clusterhealthdetect --out @older";
+    let ran = place.run(export);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let import = "import --format clusterhealthdetect --sweep h2d @older --out @back";
+    let ran = place.run(import);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let back = Csv::read(&place.path("back/h2d-1MiB.csv"));
+    assert_eq!(back.cells[2], [None, None]);
+    assert_eq!((back.rows, back.columns), (csv.rows, csv.columns));
+    for (found, wanted) in back.cells.iter().flatten().zip(csv.cells.iter().flatten()) {
+        match (found, wanted) {
+            (Some(found), Some(wanted)) => assert!(close(*found, *wanted, 1e-5)),
+            (None, None) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    // Nothing but JSON: NaN and infinity have no place in it.
+    for name in ["out/run.json", "older/results.json", "back/run.json"] {
+        let text = fs::read_to_string(place.path(name)).unwrap();
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{name}");
+    }
+}
+
+#[test]
+fn f22_columns_carry_the_ids_in_the_order_that_was_asked_for() {
+    let place = Place::with_machine(
+        "[machine]\ncpus = 16\nnuma_nodes = 2\ndevices = 8\n[h2d]\nnoise = 0\n\
+         [[fault]]\nkind = \"slow_device\"\ndevices = \"5\"\nfactor = 0.5\n",
+    );
+    let folder = place.sweep(0, "--devices 5,0 --sizes 16MiB --repeats 1");
+    let text = fs::read_to_string(folder.dir.join("h2d-16MiB.csv")).unwrap();
+    assert!(text.starts_with("cpu,5,0\n"), "{text}");
+    let csv = folder.csv("h2d-16MiB");
+    for row in &csv.cells {
+        assert!(row[0].unwrap() < 0.55 * row[1].unwrap(), "device 5 is the slow one");
+    }
+    assert!(folder.points.iter().all(|p| [5, 0].contains(&p.device)));
+    assert_eq!(folder.run["plan"]["h2d"]["devices"].to_string(), "[5,0]");
+    assert_eq!(folder.points.iter().map(|p| p.bytes).max(), Some(16 * MIB));
+}

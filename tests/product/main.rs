@@ -1,0 +1,14 @@
+//! The program as its users meet it: commands, files, exit codes.
+//!
+//! Speeds are never asserted; only structure, counts, ratios and virtual time are.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
+
+mod bad_input;
+mod commands;
+mod field_cases;
+mod folder;
+mod full_disk;
+mod resume;
+mod support;
+mod synthetic;
