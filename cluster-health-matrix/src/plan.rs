@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use cluster_health_core::backend::synthetic::LinkSpec;
-use cluster_health_core::{BackendKind, Bandwidth, ByteSize, CpuId, Device, DeviceId, Machine, NodeId};
+use cluster_health_core::{
+    BackendKind, Bandwidth, ByteSize, CpuId, Device, DeviceId, Machine, NodeId,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
 mod core_pair;
 
-pub use core_pair::{CorePairPlan, CorePairPlanBuilder, PairDetectable};
+pub use core_pair::{CorePairPlan, CorePairPlanBuilder, PairDetectable, allows_same_device};
 
 /// Size of the copies that identify the fixed cost of a transfer.
 pub const PROBE_SIZE: ByteSize = ByteSize::kib(64);
@@ -220,9 +222,8 @@ impl H2dPlan {
     /// Visits to one core are contiguous in time, so a core counts as one observation per block.
     #[must_use]
     pub fn detectable(&self, machine: &Machine) -> Detectable {
-        let noise = machine
-            .scenario()
-            .map_or(0.015, |scenario| noise_of_visits(&scenario.h2d, self.iters));
+        let noise =
+            machine.scenario().map_or(0.015, |scenario| noise_of_visits(&scenario.h2d, self.iters));
         let rows = to_f64(self.cpus.len() as u64);
         let blocks = f64::from(self.repeats);
         let effect = smallest_effect(noise, self.cpus.len(), self.devices.len());
@@ -336,8 +337,7 @@ impl Settings {
         if self.timeout.is_zero() {
             return Err(Error::invalid("--timeout", "must be above 0"));
         }
-        u64::try_from(self.timeout.as_nanos())
-            .map_err(|_| Error::invalid("--timeout", "too large"))
+        u64::try_from(self.timeout.as_nanos()).map_err(|_| Error::invalid("--timeout", "too large"))
     }
 
     /// The sizes that were asked for, or these.

@@ -186,12 +186,8 @@ fn measure(
         let mut before = std::iter::from_fn(|| {
             log.next_if(|next| !next.as_ref().is_ok_and(|next| next.sweep.is_pair() != is_pair))
         });
-        let mut course = Course {
-            before: &mut before,
-            clock: &mut clock,
-            first_seq,
-            observer: &mut recorder,
-        };
+        let mut course =
+            Course { before: &mut before, clock: &mut clock, first_seq, observer: &mut recorder };
         let end = match (is_pair, &plan.h2d, &plan.core_pair) {
             (false, Some(plan), _) => h2d_in(machine, plan, &mut course)?.end,
             (true, _, Some(plan)) => core_pair_in(machine, plan, &mut course)?.end,

@@ -332,6 +332,12 @@ fn rank_cpus(
     Ok((cpus, unusable))
 }
 
+/// Whether both ranks of a pair may use one device on this backend.
+#[must_use]
+pub fn allows_same_device(backend: BackendKind) -> bool {
+    backend != BackendKind::Ascend
+}
+
 /// The devices that were asked for, or the first two.
 fn device_pair(machine: &Machine, asked: Option<[u32; 2]>) -> Result<[DeviceId; 2]> {
     const OPTION: &str = "--device-pair";
@@ -354,7 +360,7 @@ fn device_pair(machine: &Machine, asked: Option<[u32; 2]>) -> Result<[DeviceId; 
             return Err(Error::invalid(OPTION, format!("device {id} is unavailable: {reason}")));
         }
     }
-    if pair[0] == pair[1] && machine.backend() == BackendKind::Ascend {
+    if pair[0] == pair[1] && !allows_same_device(machine.backend()) {
         return Err(Error::invalid(
             OPTION,
             format!("{0},{0}: the ascend backend needs two devices", pair[0]),

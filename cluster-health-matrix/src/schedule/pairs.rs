@@ -26,10 +26,10 @@ impl<'a> PairSchedule<'a> {
         let mut random = Random::new(plan.seed);
         let sentinels = sentinel_pairs(plan, machine, &mut random);
         let probes = if plan.has_probes() {
-            [usable(&plan.rank0_cpus, &plan.unusable_rank0_cpus), usable(
-                &plan.rank1_cpus,
-                &plan.unusable_rank1_cpus,
-            )]
+            [
+                usable(&plan.rank0_cpus, &plan.unusable_rank0_cpus),
+                usable(&plan.rank1_cpus, &plan.unusable_rank1_cpus),
+            ]
         } else {
             Default::default()
         };

@@ -175,7 +175,11 @@ pub(super) fn check_recalled(
 ) -> Result<()> {
     let found = (sample.seq, sample.bytes, sample.block, sample.phase, sample.sentinel);
     let planned = (point.seq, point.bytes, point.block, point.phase, point.sentinel);
-    if sample.cell() == Some(cell) && found == planned { Ok(()) } else { Err(not_this_plan(sample)) }
+    if sample.cell() == Some(cell) && found == planned {
+        Ok(())
+    } else {
+        Err(not_this_plan(sample))
+    }
 }
 
 /// Makes the reused sample that of `point`, with nothing measured; keeps its allocations.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cluster_health_core::{
-    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, HostBuffer, HostMemory, Machine,
-    NodeId, PointContext, Stream, TagPattern, Transfer,
+    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, HostBuffer, HostMemory, Machine, NodeId,
+    PointContext, Stream, TagPattern, Transfer,
 };
 use ndarray::{ArrayView2, ArrayView3};
 

@@ -5,8 +5,8 @@ mod engine;
 mod h2d;
 mod warmup;
 
-pub use core_pair::{CorePairMatrix, core_pair, core_pair_from, core_pair_ready};
 pub(crate) use core_pair::core_pair_in;
+pub use core_pair::{CorePairMatrix, core_pair, core_pair_from, core_pair_ready};
 pub(crate) use engine::{Course, RunClock, not_this_plan};
 pub(crate) use h2d::h2d_in;
 pub use h2d::{H2dMatrix, h2d, h2d_from};
