@@ -3,17 +3,21 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
 use crate::affinity::{BindScope, Census, PinGuard, current_cpu};
 use crate::backend::host::{HostDriver, monotonic_ns, no_ascend};
-use crate::backend::synthetic::{PointContext, Scenario, SyntheticDriver, census_of, topology_of};
+use crate::backend::synthetic::{
+    CopyOutcome, PointContext, RANK_DEAD, Scenario, SyntheticDriver, census_of, topology_of,
+};
 use crate::backend::{BackendKind, Driver};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::id::{CpuId, DeviceId, NodeId};
 use crate::topology::Topology;
+use crate::units::ByteSize;
 
 /// A machine: CPUs that threads can be bound to, devices that memory can be copied to, and the
 /// clock that both are timed with. Cheap to clone.
@@ -231,6 +235,16 @@ impl Machine {
         }
     }
 
+    /// The two ranks of a synthetic machine; `None` on a real one, whose ranks are processes or
+    /// threads.
+    #[must_use]
+    pub fn synthetic_pair(&self) -> Option<SyntheticPair> {
+        match &self.0.cpus {
+            Cpus::System => None,
+            Cpus::Synthetic(driver) => Some(SyntheticPair(Arc::clone(driver))),
+        }
+    }
+
     /// True when events carry the device's own time stamps.
     #[must_use]
     pub fn has_device_events(&self) -> bool {
@@ -239,6 +253,48 @@ impl Machine {
 
     pub(crate) fn driver(&self) -> Arc<dyn Driver> {
         Arc::clone(&self.0.driver)
+    }
+}
+
+/// Both ranks of a synthetic machine; what they do passes on its one clock.
+#[derive(Debug)]
+pub struct SyntheticPair(Arc<SyntheticDriver>);
+
+impl SyntheticPair {
+    /// Binds rank 0 or 1 to a CPU.
+    ///
+    /// # Errors
+    /// When the CPU is not there or refuses the rank, which then stays where it was.
+    pub fn bind(&self, rank: u32, cpu: CpuId) -> Result<()> {
+        self.0.bind(rank, cpu)
+    }
+
+    /// The CPU that a rank runs on.
+    ///
+    /// # Errors
+    /// For a rank other than 0 and 1.
+    pub fn running_cpu(&self, rank: u32) -> Result<CpuId> {
+        self.0.running_cpu(rank)
+    }
+
+    /// One all-gather of `bytes` per rank between these devices.
+    ///
+    /// # Errors
+    /// For a failure of the scenario, a device that is not there, and a transfer that takes longer
+    /// than `timeout`.
+    pub fn all_gather(
+        &self,
+        device_pair: [DeviceId; 2],
+        bytes: ByteSize,
+        timeout: Duration,
+    ) -> Result<CopyOutcome> {
+        self.0.all_gather(device_pair, bytes, timeout)
+    }
+
+    /// True for the error of a rank that the scenario lets die: no later point can be measured.
+    #[must_use]
+    pub fn is_rank_dead(error: &Error) -> bool {
+        matches!(error, Error::Backend(error) if error.name == RANK_DEAD)
     }
 }
 

@@ -26,6 +26,20 @@ pub(crate) fn axes_of_plan(
     (Axis::new("cpu", cpus, cpu_nodes), Axis::new("device", devices, device_nodes))
 }
 
+/// Row and column axes of a core-pair sweep, with the NUMA nodes that the callback tells.
+pub(crate) fn pair_axes(
+    rank0_cpus: Vec<u32>,
+    rank1_cpus: Vec<u32>,
+    node_of_cpu: impl Fn(u32) -> Option<u32>,
+) -> (Axis, Axis) {
+    let nodes = |cpus: &[u32]| cpus.iter().map(|&cpu| node_of_cpu(cpu)).collect();
+    let (rank0_nodes, rank1_nodes) = (nodes(&rank0_cpus), nodes(&rank1_cpus));
+    (
+        Axis::new("rank-0 cpu", rank0_cpus, rank0_nodes),
+        Axis::new("rank-1 cpu", rank1_cpus, rank1_nodes),
+    )
+}
+
 /// Gathers the samples of one sweep, load and memory kind.
 ///
 /// Memory: 8 bytes per cell and block, 1 byte of status, and the matrix at the end.

@@ -3,10 +3,17 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use cluster_health_core::{BackendKind, Bandwidth, ByteSize, CpuId, DeviceId, Machine, NodeId};
+use cluster_health_core::backend::synthetic::LinkSpec;
+use cluster_health_core::{
+    BackendKind, Bandwidth, ByteSize, CpuId, Device, DeviceId, Machine, NodeId,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+
+mod core_pair;
+
+pub use core_pair::{CorePairPlan, CorePairPlanBuilder, PairDetectable, allows_same_device};
 
 /// Size of the copies that identify the fixed cost of a transfer.
 pub const PROBE_SIZE: ByteSize = ByteSize::kib(64);
@@ -22,7 +29,7 @@ pub enum Order {
     /// Randomised complete blocks with probes and sentinels.
     #[default]
     Blocks,
-    /// CPU, then size, then device, each ascending; only to reproduce old runs.
+    /// CPU (rank-0 CPU), then size ascending, then device (rank-1 CPU); only to reproduce old runs.
     Sequential,
 }
 
@@ -217,16 +224,11 @@ impl H2dPlan {
     /// Visits to one core are contiguous in time, so a core counts as one observation per block.
     #[must_use]
     pub fn detectable(&self, machine: &Machine) -> Detectable {
-        let noise = machine.scenario().map_or(0.015, |scenario| {
-            let link = &scenario.h2d;
-            (link.noise.powi(2) / f64::from(self.iters) + link.visit_noise.powi(2)).sqrt()
-        });
-        let (rows, columns) = (to_f64(self.cpus.len() as u64), to_f64(self.devices.len() as u64));
+        let noise =
+            machine.scenario().map_or(0.015, |scenario| noise_of_visits(&scenario.h2d, self.iters));
+        let rows = to_f64(self.cpus.len() as u64);
         let blocks = f64::from(self.repeats);
-        let candidates = rows + columns + rows * columns;
-        // Both tails of the family-wise level, and 95 % power on one.
-        let deviations = normal_tail(0.001 / (2.0 * candidates)) + 1.645;
-        let effect = |visits: f64| 1.0 - (-deviations * noise / visits.sqrt()).exp();
+        let effect = smallest_effect(noise, self.cpus.len(), self.devices.len());
         Detectable {
             assumed_noise: noise,
             device: effect(blocks * rows),
@@ -234,6 +236,20 @@ impl H2dPlan {
             cell: effect(blocks),
         }
     }
+}
+
+/// Relative standard deviation of the rate of one visit of `iters` iterations.
+fn noise_of_visits(link: &LinkSpec, iters: u32) -> f64 {
+    (link.noise.powi(2) / f64::from(iters) + link.visit_noise.powi(2)).sqrt()
+}
+
+/// The slowdown that so many independent visits show with 95 % power, among all rows, columns and
+/// cells of a matrix at a family-wise error of 0.1 %.
+fn smallest_effect(noise: f64, rows: usize, columns: usize) -> impl Fn(f64) -> f64 {
+    let candidates = to_f64((rows + columns + rows * columns) as u64);
+    // Both tails of the family-wise level, and 95 % power on one.
+    let deviations = normal_tail(0.001 / (2.0 * candidates)) + 1.645;
+    move |visits| 1.0 - (-deviations * noise / visits.sqrt()).exp()
 }
 
 /// The z above which a standard normal lies with probability `p` (p < 0.5); Abramowitz and Stegun
@@ -254,9 +270,9 @@ fn to_f64(value: u64) -> f64 {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Cost {
-    /// Points of the blocks, without probes and sentinels (about one in forty more).
+    /// Points of the blocks, without probes and sentinels (few in a hundred more).
     pub points: u64,
-    /// Bytes moved.
+    /// Bytes moved; by each rank in collectives.
     pub bytes: ByteSize,
     /// Host memory of the arenas.
     pub host_memory: ByteSize,
@@ -270,12 +286,9 @@ pub struct Cost {
     pub rate: Bandwidth,
 }
 
-/// Makes an [`H2dPlan`]; every setter has a default.
+/// What the builders of all plans are told the same way.
 #[derive(Debug, Clone)]
-#[must_use]
-pub struct H2dPlanBuilder {
-    cpus: Option<Vec<u32>>,
-    devices: Option<Vec<u32>>,
+struct Settings {
     sizes: Option<Vec<ByteSize>>,
     iters: u32,
     warmup: Option<u32>,
@@ -283,17 +296,14 @@ pub struct H2dPlanBuilder {
     ci: Option<f64>,
     order: Order,
     seed: u64,
-    arena: ArenaPolicy,
     check: CheckPolicy,
     timeout: Duration,
     expect: Option<Bandwidth>,
 }
 
-impl Default for H2dPlanBuilder {
+impl Default for Settings {
     fn default() -> Self {
         Self {
-            cpus: None,
-            devices: None,
             sizes: None,
             iters: 3,
             warmup: None,
@@ -301,7 +311,6 @@ impl Default for H2dPlanBuilder {
             ci: None,
             order: Order::default(),
             seed: 1,
-            arena: ArenaPolicy::default(),
             check: CheckPolicy::default(),
             timeout: Duration::from_secs(30),
             expect: None,
@@ -309,138 +318,9 @@ impl Default for H2dPlanBuilder {
     }
 }
 
-impl H2dPlanBuilder {
-    /// CPUs in the order of the rows; default: all bindable ones.
-    pub fn cpus(mut self, cpus: impl IntoIterator<Item = u32>) -> Self {
-        self.cpus = Some(cpus.into_iter().collect());
-        self
-    }
-
-    /// Physical ids of devices in the order of the columns; default: all available ones.
-    pub fn devices(mut self, devices: impl IntoIterator<Item = u32>) -> Self {
-        self.devices = Some(devices.into_iter().collect());
-        self
-    }
-
-    /// Bytes per copy; default: 16, 64 and 256 MiB as far as they fit into memory.
-    pub fn sizes(mut self, sizes: impl IntoIterator<Item = ByteSize>) -> Self {
-        self.sizes = Some(sizes.into_iter().collect());
-        self
-    }
-
-    /// Timed iterations per visit.
-    pub fn iters(mut self, iters: u32) -> Self {
-        self.iters = iters;
-        self
-    }
-
-    /// Exactly so many warm-up transfers; `None` = until settled.
-    pub fn warmup(mut self, warmup: Option<u32>) -> Self {
-        self.warmup = warmup;
-        self
-    }
-
-    /// Blocks.
-    pub fn repeats(mut self, repeats: u32) -> Self {
-        self.repeats = repeats;
-        self
-    }
-
-    /// Relative half-width of a cell's 95 % interval that adds blocks.
-    pub fn ci(mut self, ci: Option<f64>) -> Self {
-        self.ci = ci;
-        self
-    }
-
-    /// Order of the points.
-    pub fn order(mut self, order: Order) -> Self {
-        self.order = order;
-        self
-    }
-
-    /// Seed of all orders.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// When host memory is touched.
-    pub fn arena(mut self, arena: ArenaPolicy) -> Self {
-        self.arena = arena;
-        self
-    }
-
-    /// What is compared.
-    pub fn check(mut self, check: CheckPolicy) -> Self {
-        self.check = check;
-        self
-    }
-
-    /// Bound of every wait.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Declared rate.
-    pub fn expect(mut self, expect: Option<Bandwidth>) -> Self {
-        self.expect = expect;
-        self
-    }
-
-    /// Checks everything against the machine; nothing is allocated or bound.
-    ///
-    /// # Errors
-    /// An unusable value, named as the command line names it; an unknown CPU or device; sizes that
-    /// do not fit into memory; nothing left to measure.
-    pub fn build(self, machine: &Machine) -> Result<H2dPlan> {
-        let census = machine.census()?;
-        let cpus: Vec<CpuId> = match &self.cpus {
-            None => census.bindable(),
-            Some(list) => list.iter().copied().map(CpuId).collect(),
-        };
-        require_list("--cpus", &cpus)?;
-        let mut unusable_cpus = BTreeMap::new();
-        for &cpu in &cpus {
-            let Some(record) = census.record(cpu) else {
-                return Err(Error::invalid(
-                    "--cpus",
-                    format!("CPU {cpu} does not exist; present: {}", machine.topology().present()),
-                ));
-            };
-            if record.bindable != Some(true) {
-                let reason = record.reason.clone().unwrap_or_else(|| "not bindable".to_owned());
-                unusable_cpus.insert(cpu, format!("CPU {cpu} cannot be bound: {reason}"));
-            }
-        }
-        let known = machine.devices();
-        let devices: Vec<DeviceId> = match &self.devices {
-            None => known
-                .iter()
-                .filter(|device| device.info().unavailable.is_none())
-                .map(cluster_health_core::Device::id)
-                .collect(),
-            Some(list) => list.iter().copied().map(DeviceId).collect(),
-        };
-        require_list("--devices", &devices)?;
-        let mut unusable_devices = BTreeMap::new();
-        for &id in &devices {
-            let Some(device) = machine.device(id) else {
-                let list: Vec<String> =
-                    known.iter().map(|device| device.id().to_string()).collect();
-                return Err(Error::invalid(
-                    "--devices",
-                    format!(
-                        "device {id} does not exist on the {} backend; there are: {}",
-                        machine.backend(),
-                        list.join(",")
-                    ),
-                ));
-            };
-            if let Some(reason) = &device.info().unavailable {
-                unusable_devices.insert(id, format!("device {id} is unavailable: {reason}"));
-            }
-        }
+impl Settings {
+    /// The timeout in nanoseconds, or which value cannot be used.
+    fn check(&self) -> Result<u64> {
         if self.iters == 0 {
             return Err(Error::invalid("--iters", "at least one iteration"));
         }
@@ -459,47 +339,167 @@ impl H2dPlanBuilder {
         if self.timeout.is_zero() {
             return Err(Error::invalid("--timeout", "must be above 0"));
         }
-        let explicit_sizes = self.sizes.is_some();
-        let mut sizes = self.sizes.unwrap_or_else(|| [16, 64, 256].map(ByteSize::mib).to_vec());
+        u64::try_from(self.timeout.as_nanos()).map_err(|_| Error::invalid("--timeout", "too large"))
+    }
+
+    /// The sizes that were asked for, or these.
+    fn sorted_sizes(&self, default: &[ByteSize]) -> Result<Vec<ByteSize>> {
+        let mut sizes = self.sizes.clone().unwrap_or_else(|| default.to_vec());
         require_list("--sizes", &sizes)?;
         if sizes.contains(&ByteSize(0)) {
             return Err(Error::invalid("--sizes", "a copy of 0 bytes has no rate"));
         }
         sizes.sort_unstable();
+        Ok(sizes)
+    }
+}
+
+/// Setters of a builder's `settings`.
+macro_rules! settings_setters {
+    ($(#[$sizes:meta])*) => {
+        $(#[$sizes])*
+        pub fn sizes(mut self, sizes: impl IntoIterator<Item = ByteSize>) -> Self {
+            self.settings.sizes = Some(sizes.into_iter().collect());
+            self
+        }
+
+        /// Timed iterations per visit.
+        pub fn iters(mut self, iters: u32) -> Self {
+            self.settings.iters = iters;
+            self
+        }
+
+        /// Exactly so many warm-up transfers; `None` = until settled.
+        pub fn warmup(mut self, warmup: Option<u32>) -> Self {
+            self.settings.warmup = warmup;
+            self
+        }
+
+        /// Blocks.
+        pub fn repeats(mut self, repeats: u32) -> Self {
+            self.settings.repeats = repeats;
+            self
+        }
+
+        /// Relative half-width of a cell's 95 % interval that adds blocks.
+        pub fn ci(mut self, ci: Option<f64>) -> Self {
+            self.settings.ci = ci;
+            self
+        }
+
+        /// Order of the points.
+        pub fn order(mut self, order: Order) -> Self {
+            self.settings.order = order;
+            self
+        }
+
+        /// Seed of all orders.
+        pub fn seed(mut self, seed: u64) -> Self {
+            self.settings.seed = seed;
+            self
+        }
+
+        /// What is compared.
+        pub fn check(mut self, check: CheckPolicy) -> Self {
+            self.settings.check = check;
+            self
+        }
+
+        /// Bound of every wait.
+        pub fn timeout(mut self, timeout: Duration) -> Self {
+            self.settings.timeout = timeout;
+            self
+        }
+
+        /// Declared rate.
+        pub fn expect(mut self, expect: Option<Bandwidth>) -> Self {
+            self.settings.expect = expect;
+            self
+        }
+    };
+}
+use settings_setters;
+
+/// Makes an [`H2dPlan`]; every setter has a default.
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct H2dPlanBuilder {
+    cpus: Option<Vec<u32>>,
+    devices: Option<Vec<u32>>,
+    arena: ArenaPolicy,
+    settings: Settings,
+}
+
+impl H2dPlanBuilder {
+    /// CPUs in the order of the rows; default: all bindable ones.
+    pub fn cpus(mut self, cpus: impl IntoIterator<Item = u32>) -> Self {
+        self.cpus = Some(cpus.into_iter().collect());
+        self
+    }
+
+    /// Physical ids of devices in the order of the columns; default: all available ones.
+    pub fn devices(mut self, devices: impl IntoIterator<Item = u32>) -> Self {
+        self.devices = Some(devices.into_iter().collect());
+        self
+    }
+
+    /// When host memory is touched.
+    pub fn arena(mut self, arena: ArenaPolicy) -> Self {
+        self.arena = arena;
+        self
+    }
+
+    settings_setters! {
+        /// Bytes per copy; default: 16, 64 and 256 MiB as far as they fit into memory.
+    }
+
+    /// Checks everything against the machine; nothing is allocated or bound.
+    ///
+    /// # Errors
+    /// An unusable value, named as the command line names it; an unknown CPU or device; sizes that
+    /// do not fit into memory; nothing left to measure.
+    pub fn build(self, machine: &Machine) -> Result<H2dPlan> {
+        let (cpus, unusable_cpus) = cpus_of_list(machine, "--cpus", self.cpus.as_deref())?;
+        let known = machine.devices();
+        let devices: Vec<DeviceId> = match &self.devices {
+            None => known
+                .iter()
+                .filter(|device| device.info().unavailable.is_none())
+                .map(Device::id)
+                .collect(),
+            Some(list) => list.iter().copied().map(DeviceId).collect(),
+        };
+        require_list("--devices", &devices)?;
+        let mut unusable_devices = BTreeMap::new();
+        for &id in &devices {
+            let device = device_of(machine, "--devices", id)?;
+            if let Some(reason) = &device.info().unavailable {
+                unusable_devices.insert(id, format!("device {id} is unavailable: {reason}"));
+            }
+        }
+        let settings = self.settings;
+        let timeout_ns = settings.check()?;
+        let explicit_sizes = settings.sizes.is_some();
+        let sizes = settings.sorted_sizes(&[16, 64, 256].map(ByteSize::mib))?;
         let mut plan = H2dPlan {
             cpus,
             devices,
             sizes,
-            iters: self.iters,
-            warmup: self.warmup,
-            repeats: self.repeats,
-            ci: self.ci,
-            order: self.order,
-            seed: self.seed,
+            iters: settings.iters,
+            warmup: settings.warmup,
+            repeats: settings.repeats,
+            ci: settings.ci,
+            order: settings.order,
+            seed: settings.seed,
             arena: self.arena,
-            check: self.check,
-            timeout_ns: u64::try_from(self.timeout.as_nanos())
-                .map_err(|_| Error::invalid("--timeout", "too large"))?,
-            expect: self.expect,
+            check: settings.check,
+            timeout_ns,
+            expect: settings.expect,
             unusable_cpus,
             unusable_devices,
         };
-        if plan.unusable_cpus.len() == plan.cpus.len() {
-            let reasons: Vec<&str> =
-                plan.unusable_cpus.values().map(String::as_str).take(4).collect();
-            return Err(Error::invalid(
-                "--cpus",
-                format!("nothing can be measured: {}", reasons.join("; ")),
-            ));
-        }
-        if plan.unusable_devices.len() == plan.devices.len() {
-            let reasons: Vec<&str> =
-                plan.unusable_devices.values().map(String::as_str).take(4).collect();
-            return Err(Error::invalid(
-                "--devices",
-                format!("nothing can be measured: {}", reasons.join("; ")),
-            ));
-        }
+        require_usable("--cpus", plan.cpus.len(), &plan.unusable_cpus)?;
+        require_usable("--devices", plan.devices.len(), &plan.unusable_devices)?;
         while let Err(error) = plan.fits(machine) {
             // Default sizes give way on a small machine; sizes that were asked for do not.
             if explicit_sizes || plan.sizes.len() == 1 {
@@ -515,29 +515,97 @@ impl H2dPlan {
     /// Asked before anything is allocated: a machine that starts to swap measures nothing.
     fn fits(&self, machine: &Machine) -> Result<()> {
         let cost = self.cost(machine, Bandwidth::gb_per_second(1.0));
-        let largest = self.largest();
-        if usize::try_from(largest.bytes()).is_err() || largest.bytes() > i64::MAX as u64 / 4096 {
-            return Err(Error::invalid("--sizes", format!("{largest} is larger than any memory")));
-        }
-        if machine.backend() != BackendKind::Host {
-            return Ok(());
-        }
-        let Ok(available) = machine.topology().mem_available() else { return Ok(()) };
         let needed = cost.host_memory.bytes().saturating_add(cost.device_memory.bytes());
-        let limit = available - available / 10;
-        if needed > limit {
-            return Err(Error::invalid(
-                "--sizes",
-                format!(
-                    "{largest} needs {} MiB (arenas and host devices), {} MiB of this machine's \
-                     memory may be used; use smaller sizes, fewer NUMA nodes or --arena core",
-                    needed >> 20,
-                    limit >> 20
-                ),
-            ));
-        }
-        Ok(())
+        fits_memory(
+            machine,
+            self.largest(),
+            needed,
+            "arenas and host devices",
+            "smaller sizes, fewer NUMA nodes or --arena core",
+        )
     }
+}
+
+/// An error when `needed` bytes for copies of the size `largest` are more than this machine has.
+fn fits_memory(
+    machine: &Machine,
+    largest: ByteSize,
+    needed: u64,
+    what: &str,
+    advice: &str,
+) -> Result<()> {
+    if usize::try_from(largest.bytes()).is_err() || largest.bytes() > i64::MAX as u64 / 4096 {
+        return Err(Error::invalid("--sizes", format!("{largest} is larger than any memory")));
+    }
+    if machine.backend() != BackendKind::Host {
+        return Ok(());
+    }
+    let Ok(available) = machine.topology().mem_available() else { return Ok(()) };
+    let limit = available - available / 10;
+    if needed > limit {
+        return Err(Error::invalid(
+            "--sizes",
+            format!(
+                "{largest} needs {} MiB ({what}), {} MiB of this machine's memory may be used; \
+                 use {advice}",
+                needed >> 20,
+                limit >> 20
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// The CPUs of a list, or all bindable ones, with the reasons why some cannot be measured.
+fn cpus_of_list(
+    machine: &Machine,
+    option: &str,
+    list: Option<&[u32]>,
+) -> Result<(Vec<CpuId>, BTreeMap<CpuId, String>)> {
+    let census = machine.census()?;
+    let cpus: Vec<CpuId> = match list {
+        None => census.bindable(),
+        Some(list) => list.iter().copied().map(CpuId).collect(),
+    };
+    require_list(option, &cpus)?;
+    let mut unusable = BTreeMap::new();
+    for &cpu in &cpus {
+        let Some(record) = census.record(cpu) else {
+            return Err(Error::invalid(
+                option,
+                format!("CPU {cpu} does not exist; present: {}", machine.topology().present()),
+            ));
+        };
+        if record.bindable != Some(true) {
+            let reason = record.reason.clone().unwrap_or_else(|| "not bindable".to_owned());
+            unusable.insert(cpu, format!("CPU {cpu} cannot be bound: {reason}"));
+        }
+    }
+    Ok((cpus, unusable))
+}
+
+fn device_of(machine: &Machine, option: &str, id: DeviceId) -> Result<Device> {
+    machine.device(id).ok_or_else(|| {
+        let list: Vec<String> =
+            machine.devices().iter().map(|device| device.id().to_string()).collect();
+        Error::invalid(
+            option,
+            format!(
+                "device {id} does not exist on the {} backend; there are: {}",
+                machine.backend(),
+                list.join(",")
+            ),
+        )
+    })
+}
+
+/// An error with some of the reasons when nothing of a list can be measured.
+fn require_usable<T>(option: &str, count: usize, unusable: &BTreeMap<T, String>) -> Result<()> {
+    if unusable.len() < count {
+        return Ok(());
+    }
+    let reasons: Vec<&str> = unusable.values().map(String::as_str).take(4).collect();
+    Err(Error::invalid(option, format!("nothing can be measured: {}", reasons.join("; "))))
 }
 
 fn require_list<T: std::hash::Hash + Eq + std::fmt::Display>(

@@ -3,8 +3,9 @@
 //! | file | content |
 //! |---|---|
 //! | `h2d-16MiB.csv` | rows = CPUs, columns = devices, decimal GB/s, empty = not measured |
-//! | `h2d-16MiB.npy` | the same as float64, NaN = not measured |
-//! | `h2d-16MiB.png` | heatmap (feature `png`) |
+//! | `core-pair-8MiB.csv` | rows = rank-0 CPUs, columns = rank-1 CPUs, decimal GB/s per rank |
+//! | `….npy` | the same as float64, NaN = not measured |
+//! | `….png` | heatmap (feature `png`) |
 //! | `matrices.xlsx` | heat sheets, Summary, Affinity, Environment (feature `xlsx`) |
 //! | `report.md` | what was measured, what was not, and the numbers |
 //! | `run.json` | summary and counts brought up to date |
@@ -13,8 +14,10 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;
 
+use cluster_health_core::CpuId;
+
 use crate::error::Result;
-use crate::estimate::{Estimates, axes_of_plan};
+use crate::estimate::{Estimates, axes_of_plan, pair_axes};
 use crate::matrix::{Axis, Matrix, Slice};
 use crate::output::{csv, markdown, npy};
 use crate::run::{
@@ -179,10 +182,14 @@ fn style(options: &ReportOptions) -> crate::output::png::Style {
     style
 }
 
+/// Sizes, rows and columns of a sweep.
+type SweepAxes = (Vec<cluster_health_core::ByteSize>, Axis, Axis);
+
 /// What one pass over the log gathers.
 struct Gathering {
     groups: Groups,
-    axes: (Vec<cluster_health_core::ByteSize>, Axis, Axis),
+    /// Of the sweeps whose rows are CPUs and columns devices, and of the pairs.
+    axes: [Option<SweepAxes>; 2],
     nodes: BTreeMap<u32, u32>,
     points: PointCounts,
     reasons: BTreeMap<String, u64>,
@@ -200,26 +207,34 @@ impl Gathering {
             .collect();
         let node_of_cpu = |cpu: u32| nodes.get(&cpu).copied();
         let node_of_device = |id: u32| device_nodes.get(&id).copied();
-        let axes = match (&manifest.plan.h2d, &manifest.plan.import) {
-            (Some(plan), _) => {
-                let (rows, columns) = axes_of_plan(plan, node_of_cpu, node_of_device);
-                (plan.sizes.clone(), rows, columns)
-            }
-            (None, Some(import)) => axes(
+        let plan = &manifest.plan;
+        let mut axes = [None, None];
+        if let Some(plan) = &plan.h2d {
+            let (rows, columns) = axes_of_plan(plan, node_of_cpu, node_of_device);
+            axes[0] = Some((plan.sizes.clone(), rows, columns));
+        }
+        if let Some(plan) = &plan.core_pair {
+            let ids = |cpus: &[CpuId]| cpus.iter().map(|cpu| cpu.0).collect();
+            let (rows, columns) =
+                pair_axes(ids(&plan.rank0_cpus), ids(&plan.rank1_cpus), node_of_cpu);
+            axes[1] = Some((plan.sizes.clone(), rows, columns));
+        }
+        if let Some(import) = &plan.import {
+            axes[usize::from(import.sweep.is_pair())] = Some(imported_axes(
                 import.sweep,
                 import.sizes.clone(),
                 &import.rows,
                 &import.columns,
                 node_of_cpu,
                 node_of_device,
-            ),
-            (None, None) => {
-                return Err(crate::Error::format(
-                    dir.join(crate::run::MANIFEST).display().to_string(),
-                    "the plan names no sweep",
-                ));
-            }
-        };
+            ));
+        }
+        if axes.iter().all(Option::is_none) {
+            return Err(crate::Error::format(
+                dir.join(crate::run::MANIFEST).display().to_string(),
+                "the plan names no sweep",
+            ));
+        }
         Ok(Self {
             groups: Groups::new(),
             axes,
@@ -253,7 +268,9 @@ impl Gathering {
         // its cell is then known to be empty.
         let pageable = sample.pinned.is_some_and(crate::samples::Pinned::is_pageable);
         let key = (sample.sweep, sample.load.clone(), pageable);
-        let (sizes, rows, columns) = &self.axes;
+        let Some((sizes, rows, columns)) = &self.axes[usize::from(sample.sweep.is_pair())] else {
+            return;
+        };
         self.groups
             .entry(key)
             .or_insert_with(|| {
@@ -269,23 +286,23 @@ impl Gathering {
     }
 }
 
-fn axes(
+fn imported_axes(
     sweep: Sweep,
     sizes: Vec<cluster_health_core::ByteSize>,
     rows: &[u32],
     columns: &[u32],
     node_of_cpu: impl Fn(u32) -> Option<u32>,
     node_of_device: impl Fn(u32) -> Option<u32>,
-) -> (Vec<cluster_health_core::ByteSize>, Axis, Axis) {
-    let cpu_nodes = |ids: &[u32]| ids.iter().map(|&id| node_of_cpu(id)).collect();
-    if sweep.is_pair() {
-        let rows = Axis::new("rank-0 cpu", rows.to_vec(), cpu_nodes(rows));
-        (sizes, rows, Axis::new("rank-1 cpu", columns.to_vec(), cpu_nodes(columns)))
+) -> SweepAxes {
+    let (rows, columns) = if sweep.is_pair() {
+        pair_axes(rows.to_vec(), columns.to_vec(), node_of_cpu)
     } else {
+        let cpu_nodes = rows.iter().map(|&id| node_of_cpu(id)).collect();
         let device_nodes = columns.iter().map(|&id| node_of_device(id)).collect();
-        let rows = Axis::new("cpu", rows.to_vec(), cpu_nodes(rows));
-        (sizes, rows, Axis::new("device", columns.to_vec(), device_nodes))
-    }
+        let rows = Axis::new("cpu", rows.to_vec(), cpu_nodes);
+        (rows, Axis::new("device", columns.to_vec(), device_nodes))
+    };
+    (sizes, rows, columns)
 }
 
 /// The summary row of one matrix; `None` when nothing was measured.

@@ -14,14 +14,14 @@ use std::io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom, Write as
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use cluster_health_core::affinity::{Census, CpuRecord};
+use cluster_health_core::affinity::{Census, CpuRecord, parse_id_list};
 use cluster_health_core::{ByteSize, Machine};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::environment::Environment;
 use crate::error::{Error, Result};
-use crate::plan::H2dPlan;
+use crate::plan::{CorePairPlan, H2dPlan, Order};
 use crate::samples::{PointStatus, Sample, Sweep};
 use crate::sweep::Timings;
 
@@ -184,6 +184,9 @@ pub struct PlanRecord {
     /// The H2D sweep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub h2d: Option<H2dPlan>,
+    /// The core-pair sweep, measured after the H2D sweep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core_pair: Option<CorePairPlan>,
     /// An import of somebody else's measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub import: Option<ImportPlan>,
@@ -193,7 +196,20 @@ impl PlanRecord {
     /// The record of an H2D sweep.
     #[must_use]
     pub fn of_h2d(plan: H2dPlan) -> Self {
-        Self { h2d: Some(plan), import: None }
+        Self { h2d: Some(plan), ..Self::default() }
+    }
+
+    /// The record of a core-pair sweep.
+    #[must_use]
+    pub fn of_core_pair(plan: CorePairPlan) -> Self {
+        Self { core_pair: Some(plan), ..Self::default() }
+    }
+
+    /// The record with a core-pair sweep after what it has.
+    #[must_use]
+    pub fn with_core_pair(mut self, plan: Option<CorePairPlan>) -> Self {
+        self.core_pair = plan;
+        self
     }
 }
 
@@ -243,15 +259,13 @@ impl Manifest {
     /// A manifest at the start of a run on `machine`.
     #[must_use]
     pub fn of_machine(command: &str, plan: PlanRecord, machine: &Machine) -> Self {
-        let (seed, order) = plan.h2d.as_ref().map_or((0, "blocks"), |plan| {
-            (
-                plan.seed,
-                match plan.order {
-                    crate::plan::Order::Blocks => "blocks",
-                    crate::plan::Order::Sequential => "sequential",
-                },
-            )
-        });
+        let h2d = plan.h2d.as_ref().map(|plan| (plan.seed, plan.order));
+        let pair = plan.core_pair.as_ref().map(|plan| (plan.seed, plan.order));
+        let (seed, order) = h2d.or(pair).unwrap_or_default();
+        let order = match order {
+            Order::Blocks => "blocks",
+            Order::Sequential => "sequential",
+        };
         let devices = machine
             .devices()
             .iter()
@@ -412,6 +426,18 @@ impl AffinityFile {
         }
     }
 
+    /// The core of each CPU whose SMT siblings are known, named by its lowest CPU.
+    #[must_use]
+    pub fn cores(&self) -> BTreeMap<u32, u32> {
+        self.cpus
+            .iter()
+            .filter_map(|cpu| {
+                let siblings = parse_id_list("thread_siblings", &cpu.thread_siblings).ok()?;
+                Some((cpu.cpu.0, siblings.into_iter().min()?))
+            })
+            .collect()
+    }
+
     /// NUMA node of each CPU that has one.
     #[must_use]
     pub fn nodes(&self) -> BTreeMap<u32, u32> {
@@ -517,7 +543,6 @@ pub struct RunFolder {
     /// Bytes of whole lines in the log.
     len: u64,
     line: Vec<u8>,
-    /// Lines that are not in the log yet; only used while it is rebuilt from memory.
     next_seq: u64,
 }
 
@@ -715,10 +740,16 @@ impl RunFolder {
     /// Appends one line with one write.
     ///
     /// # Errors
-    /// When the line cannot be written whole: what was written before stays valid, the part of
+    /// When the point is not the one that the log goes on with, or the line cannot be written whole: what was written before stays valid, the part of
     /// this line is cut off.
     pub fn append(&mut self, sample: &Sample) -> Result<()> {
         let path = || self.dir.join(SAMPLES);
+        if sample.seq != self.next_seq {
+            return Err(Error::format(
+                path().display().to_string(),
+                format!("goes on with point {}, not {}", self.next_seq, sample.seq),
+            ));
+        }
         self.line.clear();
         serde_json::to_writer(&mut self.line, sample)
             .map_err(|error| Error::io("writing", path(), error.into()))?;

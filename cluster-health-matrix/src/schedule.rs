@@ -9,13 +9,17 @@ use cluster_health_core::{ByteSize, Machine};
 use crate::plan::{H2dPlan, Order, PROBE_SIZE};
 use crate::samples::Phase;
 
+mod pairs;
+
+pub use pairs::{PairBlock, PairSchedule};
+
 /// A cell by positions in the plan's lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct Cell {
-    /// Position in the plan's CPUs.
+    /// Position in the plan's CPUs, or rank-0 CPUs.
     pub row: usize,
-    /// Position in the plan's devices.
+    /// Position in the plan's devices, or rank-1 CPUs.
     pub column: usize,
 }
 
@@ -25,13 +29,13 @@ pub struct Cell {
 pub struct PlannedPoint {
     /// Place in the whole run.
     pub seq: u64,
-    /// `seq` of the first point of this run of points on one bound core.
+    /// `seq` of the first point of this run of points on one bound core or pair of cores.
     pub visit: u64,
     /// Replicate.
     pub block: u32,
     /// Where.
     pub cell: Cell,
-    /// Bytes per copy.
+    /// Bytes per copy; per rank in collectives.
     pub bytes: ByteSize,
     /// Blocks or probe.
     pub phase: Phase,
@@ -69,18 +73,6 @@ impl Random {
     }
 }
 
-/// Makes the blocks of a plan, one after another.
-#[derive(Debug, Clone)]
-pub struct Schedule<'a> {
-    plan: &'a H2dPlan,
-    random: Random,
-    next_seq: u64,
-    next_block: u32,
-    sentinels: Vec<Cell>,
-    next_sentinel: usize,
-    until_sentinel: usize,
-}
-
 /// A sentinel visit comes after so many points, drawn afresh each time: a fixed period would
 /// resonate with periodic disturbances.
 const SENTINEL_GAP: std::ops::RangeInclusive<usize> = 48..=80;
@@ -88,22 +80,115 @@ const SENTINEL_GAP: std::ops::RangeInclusive<usize> = 48..=80;
 /// One cell would miss the drift of a single device.
 const SENTINEL_CELLS: usize = 4;
 
+/// Which cells and sizes a block is limited to.
+pub(crate) type Wanted<'a> = &'a dyn Fn(Cell, ByteSize) -> bool;
+
+/// What the loop of a sweep needs of its schedule.
+pub(crate) trait Blocks {
+    /// Points of one complete block without sentinels.
+    fn block_len(&self) -> usize;
+
+    /// The points of the next block: of all cells, or of those that `wanted` names. At least as
+    /// many follow as the lower bound of its size hint says.
+    fn block(&mut self, wanted: Option<Wanted<'_>>) -> impl Iterator<Item = PlannedPoint>;
+}
+
+/// What every schedule has: its random numbers, the numbers of its points, its sentinels.
+#[derive(Debug, Clone)]
+struct Sequence {
+    random: Random,
+    order: Order,
+    next_seq: u64,
+    visit: u64,
+    begun_blocks: u32,
+    sentinels: Vec<Cell>,
+    sentinel_bytes: ByteSize,
+    next_sentinel: usize,
+    until_sentinel: usize,
+}
+
+impl Sequence {
+    fn new(
+        mut random: Random,
+        order: Order,
+        first_seq: u64,
+        sentinels: Vec<Cell>,
+        sizes: &[ByteSize],
+    ) -> Self {
+        let until_sentinel = gap(&mut random);
+        Self {
+            random,
+            order,
+            next_seq: first_seq,
+            visit: first_seq,
+            begun_blocks: 0,
+            sentinels,
+            sentinel_bytes: sizes.get(sizes.len() / 2).copied().unwrap_or_default(),
+            next_sentinel: 0,
+            until_sentinel,
+        }
+    }
+
+    fn is_shuffled(&self) -> bool {
+        self.order == Order::Blocks
+    }
+
+    fn begin_block(&mut self) {
+        self.begun_blocks += 1;
+    }
+
+    /// The cell of a sentinel visit, if one is due before the next point.
+    fn due_sentinel(&mut self) -> Option<Cell> {
+        if !self.is_shuffled() {
+            return None;
+        }
+        if self.until_sentinel > 0 {
+            self.until_sentinel -= 1;
+            return None;
+        }
+        // The ordinary point that follows this visit is the first of the gap.
+        self.until_sentinel = gap(&mut self.random) - 1;
+        let cell = self.sentinels.get(self.next_sentinel % self.sentinels.len().max(1)).copied();
+        self.next_sentinel += 1;
+        cell
+    }
+
+    fn sentinel(&mut self, cell: Cell, starts_visit: bool) -> PlannedPoint {
+        let bytes = self.sentinel_bytes;
+        PlannedPoint { sentinel: true, ..self.point(cell, bytes, Phase::Blocks, starts_visit) }
+    }
+
+    fn point(
+        &mut self,
+        cell: Cell,
+        bytes: ByteSize,
+        phase: Phase,
+        starts_visit: bool,
+    ) -> PlannedPoint {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        if starts_visit {
+            self.visit = seq;
+        }
+        let block = self.begun_blocks.saturating_sub(1);
+        PlannedPoint { seq, visit: self.visit, block, cell, bytes, phase, sentinel: false }
+    }
+}
+
+/// Makes the blocks of an H2D plan, one after another.
+#[derive(Debug, Clone)]
+pub struct Schedule<'a> {
+    plan: &'a H2dPlan,
+    sequence: Sequence,
+}
+
 impl<'a> Schedule<'a> {
     /// The schedule of `plan` on `machine`, before its first block.
     #[must_use]
     pub fn new(plan: &'a H2dPlan, machine: &Machine) -> Self {
         let mut random = Random::new(plan.seed);
         let sentinels = sentinel_cells(plan, machine, &mut random);
-        let until_sentinel = gap(&mut random);
-        Self {
-            plan,
-            random,
-            next_seq: 0,
-            next_block: 0,
-            sentinels,
-            next_sentinel: 0,
-            until_sentinel,
-        }
+        Self { plan, sequence: Sequence::new(random, plan.order, 0, sentinels, &plan.sizes) }
     }
 
     /// Points of one complete block without sentinels.
@@ -122,11 +207,12 @@ impl<'a> Schedule<'a> {
         &mut self,
         wanted: Option<&dyn Fn(Cell, ByteSize) -> bool>,
     ) -> Vec<PlannedPoint> {
+        self.sequence.begin_block();
         let mut points = Vec::with_capacity(self.block_len() + self.block_len() / 40);
         let mut rows: Vec<usize> = (0..self.plan.cpus.len()).collect();
-        let shuffled = self.plan.order == Order::Blocks;
+        let shuffled = self.sequence.is_shuffled();
         if shuffled {
-            self.random.shuffle(&mut rows);
+            self.sequence.random.shuffle(&mut rows);
         }
         let mut probes = self.probes(&rows);
         for row in rows {
@@ -144,17 +230,18 @@ impl<'a> Schedule<'a> {
             let probes = probes.get_mut(row).map(std::mem::take).unwrap_or_default();
             visit.extend(probes.into_iter().map(|column| (column, PROBE_SIZE, Phase::Probe)));
             if shuffled {
-                self.random.shuffle(&mut visit);
+                self.sequence.random.shuffle(&mut visit);
             }
             let mut first = true;
             for (column, bytes, phase) in visit {
-                let cell = Cell { row, column };
-                first |= self.sentinel(&mut points);
-                self.push(&mut points, cell, bytes, phase, false, first);
+                if let Some(cell) = self.sequence.due_sentinel() {
+                    points.push(self.sequence.sentinel(cell, true));
+                    first = true;
+                }
+                points.push(self.sequence.point(Cell { row, column }, bytes, phase, first));
                 first = false;
             }
         }
-        self.next_block += 1;
         points
     }
 
@@ -164,49 +251,22 @@ impl<'a> Schedule<'a> {
             return Vec::new();
         }
         let mut columns: Vec<usize> = (0..self.plan.devices.len()).collect();
-        self.random.shuffle(&mut columns);
+        self.sequence.random.shuffle(&mut columns);
         let mut probes = vec![Vec::new(); rows.len()];
         for index in 0..rows.len().max(columns.len()) {
             probes[rows[index % rows.len()]].push(columns[index % columns.len()]);
         }
         probes
     }
+}
 
-    /// A sentinel visit if it is due; true when the core must be bound again afterwards.
-    fn sentinel(&mut self, points: &mut Vec<PlannedPoint>) -> bool {
-        if self.plan.order != Order::Blocks {
-            return false;
-        }
-        if self.until_sentinel > 0 {
-            self.until_sentinel -= 1;
-            return false;
-        }
-        // The ordinary point that follows this visit is the first of the gap.
-        self.until_sentinel = gap(&mut self.random) - 1;
-        let cell = self.sentinels[self.next_sentinel % self.sentinels.len()];
-        self.next_sentinel += 1;
-        let bytes = self.plan.sizes[self.plan.sizes.len() / 2];
-        self.push(points, cell, bytes, Phase::Blocks, true, true);
-        true
+impl Blocks for Schedule<'_> {
+    fn block_len(&self) -> usize {
+        Self::block_len(self)
     }
 
-    fn push(
-        &mut self,
-        points: &mut Vec<PlannedPoint>,
-        cell: Cell,
-        bytes: ByteSize,
-        phase: Phase,
-        sentinel: bool,
-        starts_visit: bool,
-    ) {
-        let seq = self.next_seq;
-        self.next_seq += 1;
-        let visit = match points.last() {
-            Some(last) if !starts_visit => last.visit,
-            _ => seq,
-        };
-        let block = self.next_block;
-        points.push(PlannedPoint { seq, visit, block, cell, bytes, phase, sentinel });
+    fn block(&mut self, wanted: Option<Wanted<'_>>) -> impl Iterator<Item = PlannedPoint> {
+        self.next_block(wanted).into_iter()
     }
 }
 

@@ -9,14 +9,14 @@ use cluster_health_core::affinity::Census;
 use crate::error::{Error, Result};
 use crate::observer::{Observer, Progress};
 use crate::older::import::{ImportRequest, Imported};
-use crate::plan::H2dPlan;
+use crate::plan::{CorePairPlan, H2dPlan};
 use crate::report::{Report, ReportOptions};
 use crate::run::{
     ImportPlan, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus, SampleReader,
     Segment, utc_now,
 };
 use crate::samples::Sample;
-use crate::sweep::h2d_from;
+use crate::sweep::{Course, RunClock, Timings, core_pair_in, h2d_in, not_this_plan};
 
 /// What to do with the folder.
 #[derive(Debug, Clone, Copy, Default)]
@@ -65,14 +65,10 @@ impl Observer for Recorder<'_> {
     }
 }
 
-/// Runs an H2D sweep into `dir` and writes every output. `command` is what the manifest says made
-/// the folder.
-///
-/// A complete run of the same plan is left as it is with [`OpenMode::Resume`].
+/// Runs an H2D sweep into `dir` and writes every output, see [`record`].
 ///
 /// # Errors
-/// When the folder cannot be used (nothing is measured then), or the sweep or an output fails (what
-/// was measured before stays in the log and `--resume` goes on).
+/// As [`record`].
 pub fn record_h2d(
     command: &str,
     machine: &Machine,
@@ -81,14 +77,51 @@ pub fn record_h2d(
     options: &RecordOptions,
     observer: &mut dyn Observer,
 ) -> Result<Report> {
-    let wanted = Manifest::of_machine(command, PlanRecord::of_h2d(plan.clone()), machine);
+    let plan = PlanRecord::of_h2d(plan.clone());
+    record(command, machine, &plan, Vec::new(), dir, options, observer)
+}
+
+/// Runs a core-pair sweep into `dir` and writes every output, see [`record`].
+///
+/// # Errors
+/// As [`record`].
+pub fn record_core_pair(
+    command: &str,
+    machine: &Machine,
+    plan: &CorePairPlan,
+    dir: &Path,
+    options: &RecordOptions,
+    observer: &mut dyn Observer,
+) -> Result<Report> {
+    let plan = PlanRecord::of_core_pair(plan.clone());
+    record(command, machine, &plan, Vec::new(), dir, options, observer)
+}
+
+/// Runs the sweeps of `plan`, first H2D, then core pairs, into `dir` and writes every output.
+/// `command` is what the manifest says made the folder, `notes` what its reader should know.
+///
+/// A complete run of the same plan is left as it is with [`OpenMode::Resume`].
+///
+/// # Errors
+/// When the folder cannot be used (nothing is measured then), or a sweep or an output fails (what
+/// was measured before stays in the log and `--resume` goes on).
+pub fn record(
+    command: &str,
+    machine: &Machine,
+    plan: &PlanRecord,
+    notes: Vec<String>,
+    dir: &Path,
+    options: &RecordOptions,
+    observer: &mut dyn Observer,
+) -> Result<Report> {
+    let mut wanted = Manifest::of_machine(command, plan.clone(), machine);
+    wanted.notes = notes;
     let (mut folder, mut manifest) = match RunFolder::open(dir, options.mode, &wanted)? {
         Opened::Complete(_) => return Report::read(dir),
         Opened::Fresh(folder) => (folder, wanted),
         Opened::Interrupted(folder, manifest) => (folder, *manifest),
     };
     folder.write_affinity(machine.census()?)?;
-    let resumed = folder.next_seq() > 0;
     manifest.status = RunStatus::Running;
     manifest.segments.push(Segment {
         start: utc_now(),
@@ -100,38 +133,83 @@ pub fn record_h2d(
     folder.write_manifest(&manifest)?;
 
     let began = Instant::now();
-    let start_ns = if resumed { folder.elapsed_ns(machine)? } else { 0 };
-    let mut before: Box<dyn Iterator<Item = Result<Sample>>> =
-        if resumed { Box::new(SampleReader::open(dir)?) } else { Box::new(std::iter::empty()) };
-    let mut recorder = Recorder { folder: &mut folder, inner: observer };
-    let result = h2d_from(machine, plan, &mut before, start_ns, &mut recorder);
+    let mut timings = Timings::default();
+    let mut found = Vec::new();
+    let result = measure(machine, plan, &mut folder, (&mut timings, &mut found), observer);
+    found.retain(|note| !manifest.notes.contains(note));
+    manifest.notes.append(&mut found);
 
     if let Some(segment) = manifest.segments.last_mut() {
         segment.end = Some(utc_now());
         segment.host_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        segment.wall_ns = timings.wall_ns;
         manifest.host_ns += segment.host_ns;
-        if let Ok(sweep) = &result {
-            segment.wall_ns = sweep.end.timings.wall_ns;
-            manifest.wall_ns += segment.wall_ns;
-            manifest.timings += sweep.end.timings;
-            for note in &sweep.notes {
-                if !manifest.notes.contains(note) {
-                    manifest.notes.push(note.clone());
-                }
-            }
-        }
+        manifest.wall_ns += segment.wall_ns;
+        manifest.timings += timings;
     }
-    let complete = result.as_ref().is_ok_and(|sweep| sweep.end.complete);
+    let complete = result.as_ref().is_ok_and(|complete| *complete);
     manifest.status = if complete { RunStatus::Complete } else { RunStatus::Interrupted };
     let synced = folder.sync();
     let written = folder.write_manifest(&manifest);
-    // The sweep's own error comes first: the others are most likely its consequence.
-    result.map(|_| ())?;
+    if let Err(error) = result {
+        // It comes before any other: those are most likely its consequence. The outputs show what
+        // was measured until then.
+        if folder.next_seq() > 0
+            && let Ok(mut report) = Report::read(dir)
+        {
+            report.write(dir, &options.report).ok();
+        }
+        return Err(error);
+    }
     synced?;
     written?;
     let mut report = Report::read(dir)?;
     report.write(dir, &options.report)?;
     Ok(report)
+}
+
+/// Measures what is missing; true when nothing of the plan is left. `timings` is what the sweeps
+/// took that did not fail, `notes` what they want a reader to know.
+fn measure(
+    machine: &Machine,
+    plan: &PlanRecord,
+    folder: &mut RunFolder,
+    (timings, notes): (&mut Timings, &mut Vec<String>),
+    observer: &mut dyn Observer,
+) -> Result<bool> {
+    let resumed = folder.next_seq() > 0;
+    let start_ns = if resumed { folder.elapsed_ns(machine)? } else { 0 };
+    let mut log = if resumed { Some(SampleReader::open(folder.dir())?) } else { None };
+    let mut log = log.iter_mut().flatten().peekable();
+    machine.advance_virtual_time(start_ns);
+    let mut clock = RunClock::new(start_ns);
+    let mut recorder = Recorder { folder, inner: observer };
+    let mut first_seq = 0;
+    for is_pair in [false, true] {
+        let mut before = std::iter::from_fn(|| {
+            log.next_if(|next| !next.as_ref().is_ok_and(|next| next.sweep.is_pair() != is_pair))
+        });
+        let mut course =
+            Course { before: &mut before, clock: &mut clock, first_seq, observer: &mut recorder };
+        let end = match (is_pair, &plan.h2d, &plan.core_pair) {
+            (false, Some(plan), _) => {
+                let mut result = h2d_in(machine, plan, &mut course)?;
+                notes.append(&mut result.notes);
+                result.end
+            }
+            (true, _, Some(plan)) => core_pair_in(machine, plan, &mut course)?.end,
+            _ => continue,
+        };
+        *timings += end.timings;
+        if !end.complete {
+            return Ok(false);
+        }
+        first_seq = end.next_seq;
+    }
+    match log.next().transpose()? {
+        Some(extra) => Err(not_this_plan(&extra)),
+        None => Ok(true),
+    }
 }
 
 /// Writes imported samples as a result folder, with every output.
@@ -150,6 +228,7 @@ pub fn record_import(
     sizes.dedup();
     let plan = PlanRecord {
         h2d: None,
+        core_pair: None,
         import: Some(ImportPlan {
             format: request.format.as_str().to_owned(),
             sweep: request.sweep,

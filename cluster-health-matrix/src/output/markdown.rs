@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
-use crate::matrix::{CellStatus, Matrix, Slice};
+use ndarray::ArrayView1;
+
+use crate::matrix::{Axis, CellStatus, Matrix, Slice};
 use crate::report::{Report, summary_of};
-use crate::run::{Manifest, RunStatus};
+use crate::run::{AffinityFile, Manifest, RunStatus};
 use crate::samples::Sweep;
 use crate::stats::median;
 
@@ -56,7 +58,7 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
     facts(out, report)?;
     for matrix in &report.matrices {
         for slice in matrix.slices() {
-            section(out, &slice)?;
+            section(out, &slice, report)?;
         }
         if matrix.sizes.len() > 1 {
             writeln!(
@@ -168,7 +170,7 @@ fn seconds(nanoseconds: u64) -> String {
     format!("{seconds:.3} s")
 }
 
-fn section(out: &mut String, slice: &Slice<'_>) -> std::fmt::Result {
+fn section(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt::Result {
     let stem = slice.stem();
     let Some(row) = summary_of(slice) else {
         return writeln!(out, "## {stem}\n\nNothing was measured.\n");
@@ -193,7 +195,60 @@ fn section(out: &mut String, slice: &Slice<'_>) -> std::fmt::Result {
         writeln!(out, "{holes} cells have no number.\n")?;
     }
     lines(out, slice.columns.name, &slice.columns.ids, |index| slice.gbps.column(index).to_vec())?;
-    node_lines(out, slice)
+    node_lines(out, slice.rows, |row| slice.gbps.row(row))?;
+    if slice.sweep.is_pair() {
+        node_lines(out, slice.columns, |column| slice.gbps.column(column))?;
+        pair_lines(out, slice, report)?;
+    }
+    Ok(())
+}
+
+/// Medians of the pairs by what their CPUs share.
+fn pair_lines(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt::Result {
+    let cores = report.affinity.as_ref().map(AffinityFile::cores).unwrap_or_default();
+    let (mut same, mut siblings, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+    for ((row, column), rate) in slice.gbps.indexed_iter().filter(|(_, rate)| rate.is_finite()) {
+        let (rank0, rank1) = (slice.rows.ids[row], slice.columns.ids[column]);
+        let kind = if rank0 == rank1 {
+            &mut same
+        } else if cores.get(&rank0).is_some_and(|core| cores.get(&rank1) == Some(core)) {
+            &mut siblings
+        } else {
+            &mut rest
+        };
+        kind.push(*rate);
+    }
+    let other = median(&mut rest);
+    writeln!(out, "| CPUs of the two ranks | cells | median | ÷ other pairs |")?;
+    writeln!(out, "|---|---:|---:|---:|")?;
+    for (name, mut rates) in [
+        ("one CPU (the diagonal)", same),
+        ("SMT siblings of one core", siblings),
+        ("other pairs", rest),
+    ] {
+        if !rates.is_empty() {
+            let (count, median) = (rates.len(), median(&mut rates));
+            let ratio =
+                if other.is_nan() { String::new() } else { format!("{:.3}", median / other) };
+            writeln!(out, "| {name} | {count} | {median:.3} | {ratio} |")?;
+        }
+    }
+    writeln!(out)?;
+    if cores.is_empty() {
+        writeln!(out, "Which CPUs are SMT siblings is not known: there is no census.\n")?;
+    }
+    let plan = &report.manifest.plan;
+    let planned = plan.core_pair.as_ref().map(|plan| plan.device_pair.map(|id| id.0));
+    let pair = planned.or(plan.import.as_ref().and_then(|import| import.device_pair));
+    let devices = pair.map_or_else(String::new, |[rank0, rank1]| {
+        format!("Rank 0 on device {rank0}, rank 1 on device {rank1}. ")
+    });
+    writeln!(
+        out,
+        "{devices}Rates are per rank: bytes per rank ÷ the time of the slower rank, decimal GB/s. \
+         The algorithm bandwidth of nccl-tests is twice that for two ranks, its bus bandwidth the \
+         same number. These medians are shown, not judged.\n"
+    )
 }
 
 fn links(stem: &str) -> String {
@@ -221,19 +276,23 @@ fn lines(
     writeln!(out)
 }
 
-/// Median per NUMA node of the rows.
-fn node_lines(out: &mut String, slice: &Slice<'_>) -> std::fmt::Result {
+/// Median per NUMA node of an axis; `rates` are those of one of its labels.
+fn node_lines<'a>(
+    out: &mut String,
+    axis: &Axis,
+    rates: impl Fn(usize) -> ArrayView1<'a, f64>,
+) -> std::fmt::Result {
     let mut nodes = std::collections::BTreeMap::<u32, Vec<f64>>::new();
-    for (row, node) in slice.rows.nodes.iter().enumerate() {
+    for (index, node) in axis.nodes.iter().enumerate() {
         if let Some(node) = node {
-            let rates = slice.gbps.row(row);
+            let rates = rates(index);
             nodes.entry(*node).or_default().extend(rates.iter().filter(|rate| rate.is_finite()));
         }
     }
     if nodes.is_empty() {
         return Ok(());
     }
-    writeln!(out, "| NUMA node of the {} | cells | median |\n|---|---:|---:|", slice.rows.name)?;
+    writeln!(out, "| NUMA node of the {} | cells | median |\n|---|---:|---:|", axis.name)?;
     for (node, mut rates) in nodes {
         let count = rates.len();
         writeln!(out, "| {node} | {count} | {:.3} |", median(&mut rates))?;
@@ -244,8 +303,13 @@ fn node_lines(out: &mut String, slice: &Slice<'_>) -> std::fmt::Result {
 fn not_tested(out: &mut String, report: &Report) -> std::fmt::Result {
     writeln!(out, "## What this does not tell\n")?;
     let pairs = report.matrices.iter().any(|matrix: &Matrix| matrix.sweep.is_pair());
-    if !pairs {
+    if pairs {
+        writeln!(out, "- Of the collectives only an all-gather of two ranks was measured.")?;
+    } else {
         writeln!(out, "- Device to device and collectives were not measured.")?;
+    }
+    if !report.matrices.iter().any(|matrix| !matrix.sweep.is_pair()) {
+        writeln!(out, "- Copies between host and device were not measured.")?;
     }
     writeln!(out, "- Only the load profiles named above were measured.")?;
     match report.manifest.environment.backend.as_str() {

@@ -3,19 +3,22 @@
 use std::collections::BTreeMap;
 
 use cluster_health_core::{
-    Bandwidth, Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, HostBuffer, HostMemory, Machine,
-    NodeId, PointContext, Stream, TagPattern, Transfer,
+    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, HostBuffer, HostMemory, Machine, NodeId,
+    PointContext, Stream, TagPattern, Transfer,
 };
 use ndarray::{ArrayView2, ArrayView3};
 
-use super::Timings;
+use super::SweepEnd;
+use super::engine::{
+    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, note_best, reset,
+};
 use super::warmup::{Verdict, Warmup};
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, axes_of_plan};
 use crate::matrix::{CellStatus, Matrix};
-use crate::observer::{Observer, Progress};
-use crate::plan::{ArenaPolicy, CheckPolicy, H2dPlan, MAX_BLOCKS, PROBE_SIZE};
-use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep, Timer};
+use crate::observer::Observer;
+use crate::plan::{ArenaPolicy, CheckPolicy, H2dPlan, PROBE_SIZE};
+use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep};
 use crate::schedule::{PlannedPoint, Schedule};
 
 /// Result of an H2D sweep.
@@ -52,18 +55,6 @@ impl H2dMatrix {
     }
 }
 
-/// How a sweep ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct SweepEnd {
-    /// False when it was cancelled before its last point.
-    pub complete: bool,
-    /// Where the time went, in this call.
-    pub timings: Timings,
-    /// Points measured, skipped and failed in this call.
-    pub points: u64,
-}
-
 /// Measures a plan from its first point.
 ///
 /// The calling thread is bound to one CPU after another and restored at the end.
@@ -90,73 +81,30 @@ pub fn h2d_from(
     start_ns: u64,
     observer: &mut dyn Observer,
 ) -> Result<H2dMatrix> {
+    machine.advance_virtual_time(start_ns);
+    let mut clock = RunClock::new(start_ns);
+    h2d_in(machine, plan, &mut Course { before, clock: &mut clock, first_seq: 0, observer })
+}
+
+/// The sweep as a part of a run.
+pub(crate) fn h2d_in(
+    machine: &Machine,
+    plan: &H2dPlan,
+    course: &mut Course<'_>,
+) -> Result<H2dMatrix> {
     let (rows, columns) = axes_of_plan(
         plan,
         |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
         |id| machine.device(DeviceId(id)).and_then(|device| device.info().node).map(|node| node.0),
     );
     let mut estimates = Estimates::new(Sweep::H2d, "idle", plan.sizes.clone(), rows, columns);
-    machine.advance_virtual_time(start_ns);
-    // The samples may come from the log that the observer appends to: its end is where it is now.
-    let mut before = before.fuse();
-    let mut engine = Engine::new(machine, plan, start_ns)?;
+    let mut engine = Engine::new(machine, plan);
     let mut schedule = Schedule::new(plan, machine);
-    let mut end = SweepEnd::default();
-    let mut total = schedule.block_len() as u64 * u64::from(plan.repeats);
-    for block in 0..plan.repeats.max(if plan.ci.is_some() { MAX_BLOCKS } else { 0 }) {
-        let points = if block < plan.repeats {
-            schedule.next_block(None)
-        } else {
-            let Some(width) = plan.ci else { break };
-            let wanted = estimates.wider_than(width);
-            if wanted.is_empty() {
-                break;
-            }
-            schedule
-                .next_block(Some(&|cell, bytes| wanted.contains(&(bytes, cell.row, cell.column))))
-        };
-        total = total.max(points.last().map_or(0, |last| last.seq + 1));
-        for point in points {
-            if let Some(sample) = before.next().transpose()? {
-                engine.recall(&point, &sample)?;
-                estimates.add(&sample);
-                continue;
-            }
-            if observer.is_cancelled() {
-                return Ok(engine.finish(estimates, end));
-            }
-            if engine.changes_cpu(&point) {
-                observer.between_visits(&Progress {
-                    done: point.seq,
-                    total,
-                    bytes: engine.bytes,
-                    elapsed_ns: engine.elapsed_ns(),
-                });
-            }
-            let sample = engine.measure(&point);
-            estimates.add(sample);
-            observer.sample(sample)?;
-            end.points += 1;
-        }
-    }
-    if let Some(extra) = before.next().transpose()? {
-        return Err(not_this_plan(&extra));
-    }
-    observer.between_visits(&Progress {
-        done: total,
-        total,
-        bytes: engine.bytes,
-        elapsed_ns: engine.elapsed_ns(),
-    });
-    end.complete = true;
-    Ok(engine.finish(estimates, end))
-}
-
-fn not_this_plan(sample: &Sample) -> Error {
-    Error::format(
-        format!("samples.jsonl, seq {}", sample.seq),
-        "is not the point that this plan has there",
-    )
+    let blocks = (plan.repeats, plan.ci);
+    let end = drive(&mut engine, &mut schedule, blocks, &mut estimates, course)?;
+    let refused = engine.refused.map(|reason| format!("host memory is pageable: {reason}"));
+    let notes = refused.into_iter().collect();
+    Ok(H2dMatrix { matrix: estimates.into_matrix(), end, notes })
 }
 
 /// Host memory that copies start from.
@@ -199,75 +147,28 @@ struct Engine<'a> {
     best: BTreeMap<ByteSize, Vec<Option<u64>>>,
     /// Reused for every point, so that measuring does not allocate.
     sample: Sample,
-    timings: Timings,
-    bytes: u64,
-    /// The machine's clock at the run's first bind, set by the first point.
-    origin: Option<u64>,
-    start_ns: u64,
-    last_end: u64,
+    accounts: Accounts,
 }
 
 impl<'a> Engine<'a> {
-    /// Allocates and touches everything before the first bind.
-    fn new(machine: &'a Machine, plan: &'a H2dPlan, start_ns: u64) -> Result<Self> {
-        let began = machine.now_ns();
-        let size = if plan.has_probes() { plan.largest().max(PROBE_SIZE) } else { plan.largest() };
-        let mut arenas = BTreeMap::new();
-        if plan.arena == ArenaPolicy::Node {
-            let mut refused = None;
-            for (node, cpus) in plan.nodes(machine) {
-                // Touched from a CPU of the node, so that the kernel places the pages there. A CPU
-                // may have gone since the census: any other of its node serves as well.
-                let mut binds = cpus.into_iter().map(|cpu| machine.bind(cpu));
-                let binding =
-                    binds.find_map(|bind| bind.map_err(|error| refused = Some(error)).ok());
-                if binding.is_some() {
-                    let pair = [Arena::new(machine, size)?, Arena::new(machine, size)?];
-                    arenas.insert(node, pair);
-                }
-            }
-            if let (true, Some(error)) = (arenas.is_empty(), refused) {
-                return Err(error.into());
-            }
-        }
-        let mut lanes = Vec::with_capacity(plan.devices.len());
-        for id in &plan.devices {
-            lanes.push(match plan.unusable_devices.get(id) {
-                Some(reason) => Err(reason.clone()),
-                None => Self::lane(machine, *id, size).map_err(|error| error.to_string()),
-            });
-        }
-        if lanes.iter().all(Result::is_err) {
-            let reasons: Vec<String> = lanes.into_iter().filter_map(Result::err).take(4).collect();
-            return Err(Error::invalid(
-                "--devices",
-                format!("nothing can be measured: {}", reasons.join("; ")),
-            ));
-        }
-        let refused =
-            arenas.values().flatten().find_map(|arena| arena.buffer.refused().map(str::to_owned));
-        let now = machine.now_ns();
+    fn new(machine: &'a Machine, plan: &'a H2dPlan) -> Self {
         let mut sample = Sample::new(0, Sweep::H2d, ByteSize(0));
         sample.iter_ns.reserve(plan.iters as usize);
         sample.warmup_ns.reserve(plan.warmup.unwrap_or(32) as usize);
-        Ok(Self {
+        Self {
             machine,
             plan,
-            arenas,
+            arenas: BTreeMap::new(),
             own: None,
-            refused,
-            lanes,
+            refused: None,
+            lanes: Vec::new(),
             binding: None,
             bound: None,
             visit: None,
             best: BTreeMap::new(),
             sample,
-            timings: Timings { setup_ns: now - began, ..Timings::default() },
-            bytes: 0,
-            origin: None,
-            start_ns,
-            last_end: now,
-        })
+            accounts: Accounts::default(),
+        }
     }
 
     fn lane(machine: &Machine, id: DeviceId, size: ByteSize) -> Result<Lane> {
@@ -277,89 +178,13 @@ impl<'a> Engine<'a> {
         Ok(Lane { stream: Stream::new(&device)?, target: DeviceBuffer::new(&device, size)? })
     }
 
-    fn elapsed_ns(&self) -> u64 {
-        self.origin.map_or(0, |origin| self.machine.now_ns().saturating_sub(origin))
-    }
-
-    fn changes_cpu(&self, point: &PlannedPoint) -> bool {
-        self.bound != Some(self.plan.cpus[point.cell.row])
-    }
-
-    /// Takes over what an interrupted run knew about the speed of a device and size.
-    fn recall(&mut self, point: &PlannedPoint, sample: &Sample) -> Result<()> {
-        let expected = (self.plan.cpus[point.cell.row].0, self.plan.devices[point.cell.column].0);
-        if sample.cell() != Some(expected)
-            || (sample.seq, sample.bytes, sample.block, sample.phase, sample.sentinel)
-                != (point.seq, point.bytes, point.block, point.phase, point.sentinel)
-        {
-            return Err(not_this_plan(sample));
-        }
-        if sample.status == PointStatus::Measured {
-            for &time in sample.warmup_ns.iter().chain(&sample.iter_ns) {
-                self.note_best(point, time);
-            }
-        }
-        Ok(())
-    }
-
     fn note_best(&mut self, point: &PlannedPoint, time: u64) {
         let devices = self.plan.devices.len();
         let best = self.best.entry(point.bytes).or_insert_with(|| vec![None; devices]);
-        let best = &mut best[point.cell.column];
-        *best = Some(best.map_or(time, |best| best.min(time)));
+        note_best(&mut best[point.cell.column], time);
     }
 
-    /// Measures one point into the reused sample.
-    fn measure(&mut self, point: &PlannedPoint) -> &Sample {
-        let began = self.machine.now_ns();
-        let origin = *self.origin.get_or_insert(began);
-        let sample = &mut self.sample;
-        sample.seq = point.seq;
-        sample.t_ns = Some(self.start_ns + (began - origin));
-        sample.block = point.block;
-        sample.cpu = Some(self.plan.cpus[point.cell.row]);
-        sample.device = Some(self.plan.devices[point.cell.column]);
-        sample.bytes = point.bytes;
-        sample.phase = point.phase;
-        sample.sentinel = point.sentinel;
-        sample.reason = None;
-        sample.iter_ns.clear();
-        sample.warmup_ns.clear();
-        sample.touch_ns = 0;
-        sample.bind_ns = 0;
-        sample.pinned = None;
-        sample.page_nodes = None;
-        match &mut sample.ran_on {
-            RanOn::Thread(cpus) => cpus.clear(),
-            RanOn::Ranks(_) => sample.ran_on = RanOn::Thread(Vec::new()),
-        }
-        sample.timer = Timer::Host;
-        sample.arena = None;
-        sample.settled = true;
-        sample.check = DataCheck::Off;
-        let (status, reason) = match self.point(point) {
-            Ok(status) => status,
-            Err(Fault::Skipped(reason)) => (PointStatus::Skipped, Some(reason)),
-            Err(Fault::Failed(error)) => (PointStatus::Failed, Some(error.to_string())),
-        };
-        self.sample.status = status;
-        self.sample.reason = reason;
-        if status == PointStatus::Measured {
-            for index in 0..self.sample.iter_ns.len() {
-                self.note_best(point, self.sample.iter_ns[index]);
-            }
-        }
-        self.timings.iterations_ns += self.sample.iter_ns.iter().sum::<u64>();
-        self.timings.warmup_ns += self.sample.warmup_ns.iter().sum::<u64>();
-        self.timings.touch_ns += self.sample.touch_ns;
-        self.timings.bind_ns += self.sample.bind_ns;
-        let transfers = (self.sample.iter_ns.len() + self.sample.warmup_ns.len()) as u64;
-        self.bytes += transfers * point.bytes.bytes();
-        self.last_end = self.machine.now_ns();
-        &self.sample
-    }
-
-    fn point(&mut self, point: &PlannedPoint) -> Result<(PointStatus, Option<String>), Fault> {
+    fn point(&mut self, point: &PlannedPoint) -> Result<(), Fault> {
         let cpu = self.plan.cpus[point.cell.row];
         if let Some(reason) = self.plan.unusable_cpus.get(&cpu) {
             return Err(Fault::Skipped(reason.clone()));
@@ -418,7 +243,7 @@ impl<'a> Engine<'a> {
         };
         let result =
             run.run(point, &Warmup::new(self.plan.warmup, cold), best, self.binding.as_ref());
-        self.timings.check_ns += run.check_ns;
+        self.accounts.timings.check_ns += run.check_ns;
         result
     }
 
@@ -442,12 +267,110 @@ impl<'a> Engine<'a> {
             Err(error) => Err(Fault::Skipped(error.to_string())),
         }
     }
+}
 
-    fn finish(mut self, estimates: Estimates, mut end: SweepEnd) -> H2dMatrix {
-        self.timings.wall_ns = self.origin.map_or(0, |origin| self.last_end - origin);
-        end.timings = self.timings;
-        let refused = self.refused.map(|reason| format!("host memory is pageable: {reason}"));
-        H2dMatrix { matrix: estimates.into_matrix(), end, notes: refused.into_iter().collect() }
+impl Points for Engine<'_> {
+    /// Allocates and touches everything before the first bind.
+    fn prepare(&mut self) -> Result<()> {
+        let (machine, plan) = (self.machine, self.plan);
+        let began = machine.now_ns();
+        let size = if plan.has_probes() { plan.largest().max(PROBE_SIZE) } else { plan.largest() };
+        if plan.arena == ArenaPolicy::Node {
+            let mut refused = None;
+            for (node, cpus) in plan.nodes(machine) {
+                // Touched from a CPU of the node, so that the kernel places the pages there. A CPU
+                // may have gone since the census: any other of its node serves as well.
+                let mut binds = cpus.into_iter().map(|cpu| machine.bind(cpu));
+                let binding =
+                    binds.find_map(|bind| bind.map_err(|error| refused = Some(error)).ok());
+                if binding.is_some() {
+                    let pair = [Arena::new(machine, size)?, Arena::new(machine, size)?];
+                    self.arenas.insert(node, pair);
+                }
+            }
+            if let (true, Some(error)) = (self.arenas.is_empty(), refused) {
+                return Err(error.into());
+            }
+        }
+        for id in &plan.devices {
+            self.lanes.push(match plan.unusable_devices.get(id) {
+                Some(reason) => Err(reason.clone()),
+                None => Self::lane(machine, *id, size).map_err(|error| error.to_string()),
+            });
+        }
+        if self.lanes.iter().all(Result::is_err) {
+            let reasons: Vec<&str> = self
+                .lanes
+                .iter()
+                .filter_map(|lane| lane.as_ref().err().map(String::as_str))
+                .take(4)
+                .collect();
+            return Err(Error::invalid(
+                "--devices",
+                format!("nothing can be measured: {}", reasons.join("; ")),
+            ));
+        }
+        self.refused = self
+            .arenas
+            .values()
+            .flatten()
+            .find_map(|arena| arena.buffer.refused().map(str::to_owned));
+        self.accounts.timings.setup_ns = machine.now_ns() - began;
+        Ok(())
+    }
+
+    /// Takes over what an interrupted run knew about the speed of a device and size.
+    fn recall(&mut self, point: &PlannedPoint, sample: &Sample) -> Result<()> {
+        let cell = (self.plan.cpus[point.cell.row].0, self.plan.devices[point.cell.column].0);
+        check_recalled(point, sample, cell)?;
+        if sample.status == PointStatus::Measured {
+            for &time in sample.warmup_ns.iter().chain(&sample.iter_ns) {
+                self.note_best(point, time);
+            }
+        }
+        Ok(())
+    }
+
+    fn may_pause(&mut self, point: &PlannedPoint) -> bool {
+        self.bound != Some(self.plan.cpus[point.cell.row])
+    }
+
+    fn measure(&mut self, point: &PlannedPoint, clock: &mut RunClock) -> Result<&Sample> {
+        let began = self.machine.now_ns();
+        reset(&mut self.sample, point);
+        self.sample.t_ns = Some(clock.begin(began));
+        self.sample.cpu = Some(self.plan.cpus[point.cell.row]);
+        self.sample.device = Some(self.plan.devices[point.cell.column]);
+        match &mut self.sample.ran_on {
+            RanOn::Thread(cpus) => cpus.clear(),
+            RanOn::Ranks(_) => self.sample.ran_on = RanOn::Thread(Vec::new()),
+        }
+        let (status, reason) = match self.point(point) {
+            Ok(()) => (PointStatus::Measured, None),
+            Err(Fault::Skipped(reason)) => (PointStatus::Skipped, Some(reason)),
+            Err(Fault::Failed(error)) => (PointStatus::Failed, Some(error.to_string())),
+        };
+        self.sample.status = status;
+        self.sample.reason = reason;
+        mark_implausible(&mut self.sample, self.plan.expect);
+        if self.sample.status == PointStatus::Measured {
+            for index in 0..self.sample.warmup_ns.len() {
+                self.note_best(point, self.sample.warmup_ns[index]);
+            }
+            for index in 0..self.sample.iter_ns.len() {
+                self.note_best(point, self.sample.iter_ns[index]);
+            }
+        }
+        self.accounts.add(&self.sample, began, self.machine.now_ns());
+        Ok(&self.sample)
+    }
+
+    fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.machine.now_ns()
     }
 }
 
@@ -480,7 +403,7 @@ impl PointRun<'_> {
         warmup: &Warmup,
         best: Option<u64>,
         binding: Option<&Binding>,
-    ) -> Result<(PointStatus, Option<String>), Fault> {
+    ) -> Result<(), Fault> {
         let tags = match self.plan.check {
             CheckPolicy::Off => None,
             CheckPolicy::Tags => Some(TagPattern::sparse(point.seq ^ self.plan.seed, point.bytes)),
@@ -496,22 +419,7 @@ impl PointRun<'_> {
             self.check(tags.as_ref(), "after the warm-up")?;
         }
         self.timed(point.bytes, binding)?;
-        self.check(tags.as_ref(), "after the last iteration")?;
-        let fastest = self.sample.iter_ns.iter().min().copied().unwrap_or(0);
-        if fastest == 0 {
-            let reason = "a copy that took no time on this clock".to_owned();
-            return Ok((PointStatus::Implausible, Some(reason)));
-        }
-        if let Some(expect) = self.plan.expect {
-            let rate = Bandwidth::of(point.bytes, ns_to_f64(fastest));
-            if rate.as_gb_per_second() > 1.25 * expect.as_gb_per_second() {
-                return Ok((
-                    PointStatus::Implausible,
-                    Some(format!("{rate} is above 1.25 × the declared {expect}")),
-                ));
-            }
-        }
-        Ok((PointStatus::Measured, None))
+        self.check(tags.as_ref(), "after the last iteration")
     }
 
     fn warm_up(
@@ -576,9 +484,4 @@ impl PointRun<'_> {
             )))
         }
     }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
-fn ns_to_f64(nanoseconds: u64) -> f64 {
-    nanoseconds as f64
 }

@@ -1,9 +1,29 @@
 //! Sweeps: a plan measured on a machine, point by point.
 
+mod core_pair;
+mod engine;
 mod h2d;
 mod warmup;
 
-pub use h2d::{H2dMatrix, SweepEnd, h2d, h2d_from};
+pub(crate) use core_pair::core_pair_in;
+pub use core_pair::{CorePairMatrix, core_pair, core_pair_from, core_pair_ready};
+pub(crate) use engine::{Course, RunClock, not_this_plan};
+pub(crate) use h2d::h2d_in;
+pub use h2d::{H2dMatrix, h2d, h2d_from};
+
+/// How a sweep ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SweepEnd {
+    /// False when it was cancelled before its last point.
+    pub complete: bool,
+    /// Where the time went, in this call.
+    pub timings: Timings,
+    /// Points measured, skipped and failed in this call.
+    pub points: u64,
+    /// `seq` of whatever follows the sweep in its run; 0 unless it is complete.
+    pub next_seq: u64,
+}
 
 /// Where the time of a sweep went, nanoseconds of the machine's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]

@@ -25,11 +25,13 @@ mod world;
 
 use crate::affinity::{Census, CpuRecord, CpuSet};
 use crate::topology::{CpuInfo, NodeInfo, Topology};
+use crate::units::ByteSize;
 
 pub use scenario::{
     Artefact, ArtefactKind, CpuPlace, Cpus, Failure, FailureKind, Fault, FaultKind, FaultSweep,
     IdList, LinkSpec, MachineSpec, Scenario, SmtLayout,
 };
+pub(crate) use world::RANK_DEAD;
 pub use world::{CopyOutcome, PointContext, World};
 
 /// What a buffer holds: the pattern it got last, and whether a copy spoilt it.
@@ -102,6 +104,15 @@ impl SyntheticDriver {
 
     pub(crate) fn begin_point(&self, context: &PointContext<'_>) {
         self.state().world.begin_point(context);
+    }
+
+    pub(crate) fn all_gather(
+        &self,
+        device_pair: [DeviceId; 2],
+        bytes: ByteSize,
+        timeout: Duration,
+    ) -> Result<CopyOutcome> {
+        self.state().world.all_gather(device_pair, bytes.bytes(), timeout)
     }
 
     pub(crate) fn advance_ns(&self, nanoseconds: u64) {

@@ -599,6 +599,9 @@ impl World {
     }
 }
 
+/// Name of the code of a rank's death.
+pub(crate) const RANK_DEAD: &str = "rank dead";
+
 /// The error of a transfer that the scenario makes fail.
 fn injected(
     failure: &Failure,
@@ -611,7 +614,7 @@ fn injected(
         FailureKind::Hang => Error::timeout(call(sweep), timeout, Some(device)),
         FailureKind::RankDead | FailureKind::Error | FailureKind::BindRefused => {
             let (name, message) = if failure.kind == FailureKind::RankDead {
-                ("rank dead", "the rank ended")
+                (RANK_DEAD, "the rank ended")
             } else {
                 ("injected", "the scenario makes this point fail")
             };

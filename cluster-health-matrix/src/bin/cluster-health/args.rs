@@ -1,13 +1,12 @@
 //! Raw options of the command line, and their checked meaning.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use cluster_health_core::affinity::parse_id_list;
 use cluster_health_core::{Bandwidth, ByteSize, Machine, parse_duration};
-use cluster_health_matrix::plan::{ArenaPolicy, CheckPolicy, H2dPlan, Order};
+use cluster_health_matrix::plan::{ArenaPolicy, CheckPolicy, CorePairPlan, H2dPlan, Order};
 use cluster_health_matrix::report::ReportOptions;
 use cluster_health_matrix::run::OpenMode;
 use cluster_health_matrix::session::RecordOptions;
@@ -28,11 +27,13 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything about this machine: census, H2D matrix, report.
+    /// Everything about this machine: census, H2D matrix, core-pair matrix, report.
     ///
     /// Start here: `cluster-health all --out results`, then open results/report.md,
-    /// results/matrices.xlsx and the pictures.
-    All(SweepArgs),
+    /// results/matrices.xlsx and the pictures. Where all pairs of CPUs would take more than about
+    /// three minutes, few CPUs of each NUMA node are paired, and a note says so; `core-pair`, or
+    /// --rank0-cpus and --rank1-cpus here, measures as many as you like.
+    All(AllArgs),
     /// Which CPUs can really be bound, and why not where they cannot.
     ///
     /// Every present CPU is tried from a thread of its own; the table says online, allowed (by the
@@ -43,7 +44,13 @@ pub(crate) enum Command {
     /// Every core visits every device and size in randomised blocks. Each point binds, warms up
     /// until two transfers agree, times every iteration on its own and checks that the data
     /// arrived.
-    H2d(SweepArgs),
+    H2d(H2dSweepArgs),
+    /// Rank-0 core × rank-1 core: bandwidth of an all-gather of two ranks on two fixed devices.
+    ///
+    /// All pairs of cores are visited in randomised blocks. At each point both ranks bind, warm up
+    /// until two all-gathers agree, and time every iteration; the point's time is that of the
+    /// slower rank. Rates are per rank: bytes per rank ÷ time.
+    CorePair(PairSweepArgs),
     /// What a sweep would cost: points, bytes, memory, time. Measures nothing.
     Plan(PlanArgs),
     /// Every output of a result folder again, from its samples.jsonl.
@@ -108,19 +115,14 @@ impl BackendArg {
     }
 }
 
-/// What to measure and how.
+/// How to measure, whatever it is.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct H2dArgs {
+pub(crate) struct CommonArgs {
     #[command(flatten)]
     pub(crate) backend: BackendArg,
-    /// CPUs: auto (all bindable ones) or a list such as 0-3,8; its order is kept.
-    #[arg(long, env = "CLUSTER_HEALTH_CPUS", default_value = "auto", value_name = "LIST")]
-    cpus: String,
-    /// Devices by physical id: auto or a list such as 5,0; its order is kept.
-    #[arg(long, env = "CLUSTER_HEALTH_DEVICES", default_value = "auto", value_name = "LIST")]
-    devices: String,
-    /// Bytes per copy: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB decimal, bare numbers bytes.
-    /// Default: 16MiB,64MiB,256MiB as far as they fit into memory.
+    /// Bytes per copy, per rank in core-pair: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB decimal,
+    /// bare numbers bytes. Default: 16MiB,64MiB,256MiB as far as they fit into memory, core-pair
+    /// 8MiB; `all` uses this list for H2D and 8MiB for pairs.
     #[arg(long, env = "CLUSTER_HEALTH_SIZES", value_name = "LIST")]
     sizes: Option<String>,
     /// Timed iterations per visit; precision is bought with blocks, not with iterations.
@@ -146,9 +148,6 @@ pub(crate) struct H2dArgs {
     /// Load profiles. This version measures the idle machine only.
     #[arg(long, env = "CLUSTER_HEALTH_LOAD", default_value = "idle", value_name = "LIST")]
     load: String,
-    /// Host memory: two arenas per NUMA node touched once, or a new one at every core visit.
-    #[arg(long, env = "CLUSTER_HEALTH_ARENA", value_enum, default_value_t = ArenaArg::Node)]
-    arena: ArenaArg,
     /// Data check: tag words, every byte, or nothing.
     #[arg(long, env = "CLUSTER_HEALTH_CHECK", value_enum, default_value_t = CheckArg::Tags)]
     check: CheckArg,
@@ -159,6 +158,37 @@ pub(crate) struct H2dArgs {
     /// implausible.
     #[arg(long, env = "CLUSTER_HEALTH_EXPECT", value_name = "RATE")]
     expect: Option<String>,
+}
+
+/// What the H2D sweep measures.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct H2dArgs {
+    /// CPUs: auto (all bindable ones) or a list such as 0-3,8; its order is kept.
+    #[arg(long, env = "CLUSTER_HEALTH_CPUS", default_value = "auto", value_name = "LIST")]
+    cpus: String,
+    /// Devices by physical id: auto or a list such as 5,0; its order is kept.
+    #[arg(long, env = "CLUSTER_HEALTH_DEVICES", default_value = "auto", value_name = "LIST")]
+    devices: String,
+    /// Host memory: two arenas per NUMA node touched once, or a new one at every core visit.
+    #[arg(long, env = "CLUSTER_HEALTH_ARENA", value_enum, default_value_t = ArenaArg::Node)]
+    arena: ArenaArg,
+}
+
+/// What the core-pair sweep measures.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PairArgs {
+    /// Devices of rank 0 and rank 1 by physical id, such as 5,0; the order is kept. Default: the
+    /// first two (of --devices, where there is such a list), a single one twice where the backend
+    /// allows that.
+    #[arg(long, env = "CLUSTER_HEALTH_DEVICE_PAIR", value_name = "A,B")]
+    device_pair: Option<String>,
+    /// CPUs of rank 0: auto (all bindable ones, or --cpus where there is such a list) or a list
+    /// such as 0-3,8; its order is kept.
+    #[arg(long, env = "CLUSTER_HEALTH_RANK0_CPUS", default_value = "auto", value_name = "LIST")]
+    rank0_cpus: String,
+    /// CPUs of rank 1, as --rank0-cpus.
+    #[arg(long, env = "CLUSTER_HEALTH_RANK1_CPUS", default_value = "auto", value_name = "LIST")]
+    rank1_cpus: String,
 }
 
 /// `value` without its option's name in front: the command line names the option.
@@ -202,56 +232,122 @@ fn parse_ratio(option: &str, text: &str) -> Result<f64> {
     Ok(value * scale)
 }
 
-impl H2dArgs {
-    pub(crate) fn plan(&self, machine: &Machine) -> Result<H2dPlan> {
-        if self.load.trim() != "idle" {
+/// `A,B`; unlike in a list of devices, one may stand there twice.
+fn parse_pair(text: &str) -> Result<[u32; 2]> {
+    const OPTION: &str = "--device-pair";
+    let number = |part: &str| match parse_id_list(OPTION, part)?.as_slice() {
+        [id] => Ok(*id),
+        _ => Err(Error::invalid(OPTION, format!("'{text}' is no pair of devices such as 0,1"))),
+    };
+    match text.split_once(',') {
+        Some((rank0, rank1)) if !rank1.contains(',') => Ok([number(rank0)?, number(rank1)?]),
+        _ => Err(Error::invalid(OPTION, format!("'{text}' is no pair of devices such as 0,1"))),
+    }
+}
+
+/// Gives the common options to a plan's builder.
+macro_rules! with_common {
+    ($builder:expr, $common:expr) => {{
+        let common: &CommonArgs = $common;
+        if common.load.trim() != "idle" {
             return Err(Error::invalid(
                 "--load",
-                format!("'{}': this version measures the idle machine only", self.load),
+                format!("'{}': this version measures the idle machine only", common.load),
             ));
         }
-        let timeout: Duration = named("--timeout", parse_duration(&self.timeout))?;
-        let expect: Option<Bandwidth> =
-            self.expect.as_deref().map(|text| named("--expect", text.parse())).transpose()?;
-        let ci = self.ci.as_deref().map(|text| parse_ratio("--ci", text)).transpose()?;
-        let mut builder = H2dPlan::builder()
-            .iters(self.iters)
-            .warmup(self.warmup)
-            .repeats(self.repeats)
+        let ci = common.ci.as_deref().map(|text| parse_ratio("--ci", text)).transpose()?;
+        $builder
+            .iters(common.iters)
+            .warmup(common.warmup)
+            .repeats(common.repeats)
             .ci(ci)
-            .order(match self.order {
+            .order(match common.order {
                 OrderArg::Blocks => Order::Blocks,
                 OrderArg::Sequential => Order::Sequential,
             })
-            .seed(self.seed)
-            .arena(match self.arena {
-                ArenaArg::Node => ArenaPolicy::Node,
-                ArenaArg::Core => ArenaPolicy::Core,
-            })
-            .check(match self.check {
+            .seed(common.seed)
+            .check(match common.check {
                 CheckArg::Tags => CheckPolicy::Tags,
                 CheckArg::Full => CheckPolicy::Full,
                 CheckArg::Off => CheckPolicy::Off,
             })
-            .timeout(timeout)
-            .expect(expect);
+            .timeout(named("--timeout", parse_duration(&common.timeout))?)
+    }};
+}
+
+impl CommonArgs {
+    fn sizes(&self) -> Result<Option<Vec<ByteSize>>> {
+        self.sizes.as_deref().map(parse_sizes).transpose()
+    }
+
+    fn expect(&self) -> Result<Option<Bandwidth>> {
+        self.expect.as_deref().map(|text| named("--expect", text.parse())).transpose()
+    }
+}
+
+impl H2dArgs {
+    pub(crate) fn plan(&self, common: &CommonArgs, machine: &Machine) -> Result<H2dPlan> {
+        let mut builder = with_common!(H2dPlan::builder(), common).expect(common.expect()?).arena(
+            match self.arena {
+                ArenaArg::Node => ArenaPolicy::Node,
+                ArenaArg::Core => ArenaPolicy::Core,
+            },
+        );
         if let Some(cpus) = parse_list("--cpus", &self.cpus)? {
             builder = builder.cpus(cpus);
         }
         if let Some(devices) = parse_list("--devices", &self.devices)? {
             builder = builder.devices(devices);
         }
-        if let Some(sizes) = &self.sizes {
-            builder = builder.sizes(parse_sizes(sizes)?);
+        if let Some(sizes) = common.sizes()? {
+            builder = builder.sizes(sizes);
         }
         builder.build(machine)
     }
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct SweepArgs {
-    #[command(flatten)]
-    pub(crate) sweep: H2dArgs,
+impl PairArgs {
+    /// True when the CPUs of a rank were named: then all of them are measured.
+    pub(crate) fn names_cpus(&self) -> bool {
+        [&self.rank0_cpus, &self.rank1_cpus].iter().any(|text| text.trim() != "auto")
+    }
+
+    /// The plan of the core-pair sweep. CPUs and devices of `h2d` are the default. `is_second` is
+    /// true in a run whose --sizes and --expect are those of its H2D sweep.
+    pub(crate) fn plan(
+        &self,
+        common: &CommonArgs,
+        h2d: Option<&H2dArgs>,
+        is_second: bool,
+        machine: &Machine,
+    ) -> Result<CorePairPlan> {
+        let mut builder = with_common!(CorePairPlan::builder(), common);
+        if !is_second {
+            builder = builder.expect(common.expect()?);
+            if let Some(sizes) = common.sizes()? {
+                builder = builder.sizes(sizes);
+            }
+        }
+        let cpus = h2d.map(|h2d| parse_list("--cpus", &h2d.cpus)).transpose()?.flatten();
+        if let Some(cpus) = parse_list("--rank0-cpus", &self.rank0_cpus)?.or_else(|| cpus.clone()) {
+            builder = builder.rank0_cpus(cpus);
+        }
+        if let Some(cpus) = parse_list("--rank1-cpus", &self.rank1_cpus)?.or(cpus) {
+            builder = builder.rank1_cpus(cpus);
+        }
+        let devices = h2d.map(|h2d| parse_list("--devices", &h2d.devices)).transpose()?.flatten();
+        if let Some(pair) = &self.device_pair {
+            builder = builder.device_pair(parse_pair(pair)?);
+        } else if let Some([first, rest @ ..]) = devices.as_deref() {
+            builder = builder.device_pair([*first, *rest.first().unwrap_or(first)]);
+        }
+        builder.build(machine)
+    }
+}
+
+/// Where the results go.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FolderArgs {
     /// Result folder; must be absent or empty unless --resume or --force is given.
     #[arg(long, env = "CLUSTER_HEALTH_OUT", value_name = "DIR")]
     pub(crate) out: PathBuf,
@@ -269,7 +365,7 @@ pub(crate) struct SweepArgs {
     pub(crate) output: Output,
 }
 
-impl SweepArgs {
+impl FolderArgs {
     pub(crate) fn record_options(&self) -> RecordOptions {
         let mode = match (self.resume, self.force) {
             (true, _) => OpenMode::Resume,
@@ -278,6 +374,38 @@ impl SweepArgs {
         };
         RecordOptions::default().with_mode(mode).with_report(self.palette.options())
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AllArgs {
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    #[command(flatten)]
+    pub(crate) h2d: H2dArgs,
+    #[command(flatten)]
+    pub(crate) pair: PairArgs,
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct H2dSweepArgs {
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    #[command(flatten)]
+    pub(crate) h2d: H2dArgs,
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PairSweepArgs {
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+    #[command(flatten)]
+    pub(crate) pair: PairArgs,
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -309,8 +437,15 @@ pub(crate) struct AffinityArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
+    /// Which sweep.
+    #[arg(long, env = "CLUSTER_HEALTH_SWEEP", value_enum, default_value_t = SweepArg::H2d)]
+    pub(crate) sweep: SweepArg,
     #[command(flatten)]
-    pub(crate) sweep: H2dArgs,
+    pub(crate) common: CommonArgs,
+    #[command(flatten)]
+    pub(crate) h2d: H2dArgs,
+    #[command(flatten)]
+    pub(crate) pair: PairArgs,
     #[command(flatten)]
     pub(crate) output: Output,
 }

@@ -6,24 +6,25 @@ use std::time::Instant;
 
 use cluster_health_core::affinity::Census;
 use cluster_health_core::topology::Topology;
-use cluster_health_core::{BackendKind, Bandwidth, Machine};
+use cluster_health_core::{BackendKind, Bandwidth, ByteSize, Machine};
 use cluster_health_matrix::environment::Environment;
 use cluster_health_matrix::older::ScanOrder;
 use cluster_health_matrix::older::export::{ExportMeta, export};
 use cluster_health_matrix::older::import::{ImportRequest, SourceFormat, read};
-use cluster_health_matrix::plan::{Cost, H2dPlan};
+use cluster_health_matrix::plan::{CorePairPlan, Cost, H2dPlan, allows_same_device};
 use cluster_health_matrix::report::Report;
 use cluster_health_matrix::run::{
-    AffinityFile, FolderLock, OpenMode, RunStatus, SampleReader, unix_seconds, utc_now,
+    AffinityFile, FolderLock, OpenMode, PlanRecord, RunStatus, SampleReader, unix_seconds, utc_now,
 };
 use cluster_health_matrix::samples::{Sample, Sweep};
-use cluster_health_matrix::session::{record_h2d, record_import};
+use cluster_health_matrix::session::{record, record_import};
+use cluster_health_matrix::sweep::core_pair_ready;
 use cluster_health_matrix::{CancelToken, Error, Result};
 use serde_json::{Value, json};
 
 use crate::args::{
-    AffinityArgs, Command, ExportArgs, FormatArg, ImportArgs, PlanArgs, ReportArgs, ScanArg,
-    SweepArg, SweepArgs,
+    AffinityArgs, AllArgs, Command, ExportArgs, FolderArgs, FormatArg, H2dSweepArgs, ImportArgs,
+    PairSweepArgs, PlanArgs, ReportArgs, ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
 use crate::{print_json, print_text};
@@ -38,8 +39,9 @@ pub(crate) enum Done {
 
 pub(crate) fn run(command: &Command) -> Result<Done> {
     match command {
-        Command::All(args) => sweep("all", args),
-        Command::H2d(args) => sweep("h2d", args),
+        Command::All(args) => all(args),
+        Command::H2d(args) => h2d(args),
+        Command::CorePair(args) => core_pair(args),
         Command::Affinity(args) => affinity(args),
         Command::Plan(args) => plan(args),
         Command::Report(args) => report(args),
@@ -48,24 +50,84 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
     }
 }
 
-fn sweep(command: &str, args: &SweepArgs) -> Result<Done> {
-    let machine = args.sweep.backend.machine()?;
-    let plan = args.sweep.plan(&machine)?;
+/// `all` measures every pair of CPUs where that is expected to take at most so long.
+const ALL_PAIRS_SECONDS: f64 = 180.0;
+
+fn h2d(args: &H2dSweepArgs) -> Result<Done> {
+    let machine = args.common.backend.machine()?;
+    let plan = args.h2d.plan(&args.common, &machine)?;
+    record_run("h2d", &machine, &PlanRecord::of_h2d(plan), Vec::new(), &args.folder)
+}
+
+fn core_pair(args: &PairSweepArgs) -> Result<Done> {
+    let machine = args.common.backend.machine()?;
+    let plan = args.pair.plan(&args.common, None, false, &machine)?;
+    record_run("core-pair", &machine, &PlanRecord::of_core_pair(plan), Vec::new(), &args.folder)
+}
+
+fn all(args: &AllArgs) -> Result<Done> {
+    let machine = args.common.backend.machine()?;
+    let h2d = args.h2d.plan(&args.common, &machine)?;
+    let (pair, notes) = pair_of_all(args, &machine, &h2d)?;
+    for note in &notes {
+        eprintln!("note: {note}");
+    }
+    let plan = PlanRecord::of_h2d(h2d).with_core_pair(pair);
+    record_run("all", &machine, &plan, notes, &args.folder)
+}
+
+/// The pair matrix of `all`, as far as this machine has one and there is time for it.
+fn pair_of_all(
+    args: &AllArgs,
+    machine: &Machine,
+    h2d: &H2dPlan,
+) -> Result<(Option<CorePairPlan>, Vec<String>)> {
+    let usable = h2d.devices.len() - h2d.unusable_devices.len();
+    if usable == 1 && !allows_same_device(machine.backend()) {
+        return Ok((None, vec!["pair matrix skipped: one device".to_owned()]));
+    }
+    if let Err(error) = core_pair_ready(machine) {
+        return Ok((None, vec![format!("pair matrix skipped: {error}")]));
+    }
+    let plan = args.pair.plan(&args.common, Some(&args.h2d), true, machine)?;
+    // A fixed rate: what is measured just now may differ when the run is resumed, and with it the
+    // plan.
+    let rate = machine.scenario().map_or(5.0, |scenario| scenario.all_gather.gbps);
+    let seconds = plan.cost(machine, Bandwidth::gb_per_second(rate)).seconds;
+    if seconds <= ALL_PAIRS_SECONDS || args.pair.names_cpus() {
+        return Ok((Some(plan), Vec::new()));
+    }
+    let few = plan.few_per_node(machine);
+    let note = format!(
+        "pair matrix of {} × {} CPUs, few of each NUMA node: all {} × {} would take about {}; \
+         measure them with cluster-health core-pair --device-pair {},{} --out DIR",
+        few.rank0_cpus.len(),
+        few.rank1_cpus.len(),
+        plan.rank0_cpus.len(),
+        plan.rank1_cpus.len(),
+        duration(seconds),
+        plan.device_pair[0],
+        plan.device_pair[1],
+    );
+    Ok((Some(few), vec![note]))
+}
+
+/// Announces, runs, records and shows the sweeps of a plan.
+fn record_run(
+    command: &str,
+    machine: &Machine,
+    plan: &PlanRecord,
+    notes: Vec<String>,
+    args: &FolderArgs,
+) -> Result<Done> {
     if !args.output.quiet {
-        let cost = plan.cost(&machine, assumed_rate(&machine, &plan));
-        eprintln!("{}; results in {}", describe(&plan, &cost), args.out.display());
-        for reason in Environment::of(&machine).disturbances(machine.topology().online().len()) {
-            eprintln!("warning: the node is not quiet: {reason}");
-        }
-        for reason in plan.unusable_cpus.values().chain(plan.unusable_devices.values()) {
-            eprintln!("warning: {reason}; its points will be skipped");
-        }
+        announce(machine, plan, &args.out);
     }
     let cancel = CancelToken::new();
     stop_on_signals(&cancel)?;
     let mut terminal = Terminal::new(args.output.quiet, cancel.clone());
-    let result =
-        record_h2d(command, &machine, &plan, &args.out, &args.record_options(), &mut terminal);
+    let options = args.record_options();
+    let result = record(command, machine, plan, notes, &args.out, &options, &mut terminal);
     terminal.finish();
     let report = result?;
     if !args.output.quiet {
@@ -87,6 +149,30 @@ fn sweep(command: &str, args: &SweepArgs) -> Result<Done> {
     })
 }
 
+fn announce(machine: &Machine, plan: &PlanRecord, out: &Path) {
+    if let Some(plan) = &plan.h2d {
+        let cost = plan.cost(machine, assumed_rate(machine, plan.largest()));
+        eprintln!("{}; results in {}", describe(plan, &cost), out.display());
+    }
+    if let Some(plan) = &plan.core_pair {
+        let cost = plan.cost(machine, assumed_pair_rate(machine, plan));
+        eprintln!("{}; results in {}", describe_pairs(plan, &cost), out.display());
+    }
+    for reason in Environment::of(machine).disturbances(machine.topology().online().len()) {
+        eprintln!("warning: the node is not quiet: {reason}");
+    }
+    let h2d = plan
+        .h2d
+        .iter()
+        .flat_map(|plan| plan.unusable_cpus.values().chain(plan.unusable_devices.values()));
+    let pairs = plan.core_pair.iter().flat_map(|plan| {
+        plan.unusable_rank0_cpus.values().chain(plan.unusable_rank1_cpus.values())
+    });
+    for reason in h2d.chain(pairs) {
+        eprintln!("warning: {reason}; its points will be skipped");
+    }
+}
+
 fn nothing_measured(report: &Report) -> Error {
     let reasons: Vec<&str> = report.reasons.keys().map(String::as_str).take(3).collect();
     Error::output("nothing could be measured", reasons.join("; "))
@@ -104,11 +190,11 @@ fn stop_on_signals(cancel: &CancelToken) -> Result<()> {
 }
 
 /// Rate for the estimate: the scenario's, or a copy in ordinary memory just now.
-fn assumed_rate(machine: &Machine, plan: &H2dPlan) -> Bandwidth {
+fn assumed_rate(machine: &Machine, largest: ByteSize) -> Bandwidth {
     if let Some(scenario) = machine.scenario() {
         return Bandwidth::gb_per_second(scenario.h2d.gbps);
     }
-    let bytes = usize::try_from(plan.largest().bytes()).unwrap_or(usize::MAX).min(32 << 20);
+    let bytes = usize::try_from(largest.bytes()).unwrap_or(usize::MAX).min(32 << 20);
     let source = vec![1_u8; bytes];
     let mut target = vec![0_u8; bytes];
     let mut best = u128::MAX;
@@ -123,15 +209,48 @@ fn assumed_rate(machine: &Machine, plan: &H2dPlan) -> Bandwidth {
     Bandwidth::gb_per_second(rate)
 }
 
-fn describe(plan: &H2dPlan, cost: &Cost) -> String {
-    let sizes: Vec<String> = plan.sizes.iter().map(ToString::to_string).collect();
+/// Rate per rank for the estimate: both ranks copy two blocks at once.
+fn assumed_pair_rate(machine: &Machine, plan: &CorePairPlan) -> Bandwidth {
+    match machine.scenario() {
+        Some(scenario) => Bandwidth::gb_per_second(scenario.all_gather.gbps),
+        None => {
+            let copy = assumed_rate(machine, plan.largest());
+            Bandwidth::gb_per_second(copy.as_gb_per_second() / 2.0)
+        }
+    }
+}
+
+fn describe_pairs(plan: &CorePairPlan, cost: &Cost) -> String {
     format!(
-        "h2d: {} CPUs × {} devices × {} ({}) × {} blocks = {} points, about {} at {:.1} GB/s, \
+        "core-pair: {} rank-0 CPUs × {} rank-1 CPUs on devices {},{} × {} × {} blocks = {} points, \
+         about {} at {:.1} GB/s per rank, {} MiB of device memory",
+        plan.rank0_cpus.len(),
+        plan.rank1_cpus.len(),
+        plan.device_pair[0],
+        plan.device_pair[1],
+        sizes(&plan.sizes),
+        plan.repeats,
+        cost.points,
+        duration(cost.seconds),
+        cost.rate.as_gb_per_second(),
+        cost.device_memory.bytes().div_ceil(1 << 20),
+    )
+}
+
+/// `2 sizes (16MiB,64MiB)`.
+fn sizes(sizes: &[ByteSize]) -> String {
+    let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+    let plural = if list.len() == 1 { "" } else { "s" };
+    format!("{} size{plural} ({})", list.len(), list.join(","))
+}
+
+fn describe(plan: &H2dPlan, cost: &Cost) -> String {
+    format!(
+        "h2d: {} CPUs × {} devices × {} × {} blocks = {} points, about {} at {:.1} GB/s, \
          {} MiB of host and {} MiB of device memory",
         plan.cpus.len(),
         plan.devices.len(),
-        if sizes.len() == 1 { "1 size".to_owned() } else { format!("{} sizes", sizes.len()) },
-        sizes.join(","),
+        sizes(&plan.sizes),
         plan.repeats,
         cost.points,
         duration(cost.seconds + cost.setup_seconds),
@@ -258,10 +377,44 @@ fn affinity(args: &AffinityArgs) -> Result<Done> {
 }
 
 fn plan(args: &PlanArgs) -> Result<Done> {
-    let machine = args.sweep.backend.machine()?;
-    let plan = args.sweep.plan(&machine)?;
-    let cost = plan.cost(&machine, assumed_rate(&machine, &plan));
-    let effects = plan.detectable(&machine);
+    let machine = args.common.backend.machine()?;
+    match args.sweep {
+        SweepArg::H2d => plan_h2d(args, &machine),
+        SweepArg::CorePair => plan_pairs(args, &machine),
+    }
+}
+
+fn plan_pairs(args: &PlanArgs, machine: &Machine) -> Result<Done> {
+    let plan = args.pair.plan(&args.common, Some(&args.h2d), false, machine)?;
+    let cost = plan.cost(machine, assumed_pair_rate(machine, &plan));
+    let effects = plan.detectable(machine);
+    if args.output.json {
+        print_json(&json!({
+            "schema_version": 1, "plan": plan, "cost": cost, "detectable": effects,
+        }));
+        return Ok(Done::Clean);
+    }
+    let mut text = describe_pairs(&plan, &cost);
+    writeln!(
+        text,
+        "\neach rank moves {:.1} GB; sentinels add about one point in sixty-five, probes one per \
+         CPU and block; smallest slowdown found with 95 % power, assuming {:.1} % noise per visit: \
+         a rank-0 core {:.2} %, a rank-1 core {:.2} %, a single pair {:.2} %",
+        bytes_gb(cost.bytes.bytes()),
+        100.0 * effects.assumed_noise,
+        100.0 * effects.rank0_core,
+        100.0 * effects.rank1_core,
+        100.0 * effects.cell
+    )
+    .ok();
+    print_text(&text);
+    Ok(Done::Clean)
+}
+
+fn plan_h2d(args: &PlanArgs, machine: &Machine) -> Result<Done> {
+    let plan = args.h2d.plan(&args.common, machine)?;
+    let cost = plan.cost(machine, assumed_rate(machine, plan.largest()));
+    let effects = plan.detectable(machine);
     if args.output.json {
         print_json(&json!({
             "schema_version": 1, "plan": plan, "cost": cost, "detectable": effects,

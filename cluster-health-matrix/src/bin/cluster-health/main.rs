@@ -22,7 +22,9 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     let json = match &cli.command {
-        Command::All(args) | Command::H2d(args) => args.output.json,
+        Command::All(args) => args.folder.output.json,
+        Command::H2d(args) => args.folder.output.json,
+        Command::CorePair(args) => args.folder.output.json,
         Command::Affinity(args) => args.output.json,
         Command::Plan(args) => args.output.json,
         Command::Report(args) => args.output.json,

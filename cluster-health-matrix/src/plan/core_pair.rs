@@ -1,0 +1,370 @@
+//! The plan of a core-pair sweep.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use cluster_health_core::{BackendKind, Bandwidth, ByteSize, CpuId, DeviceId, Machine};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    CheckPolicy, Cost, Order, PROBE_SIZE, Settings, cpus_of_list, device_of, fits_memory,
+    noise_of_visits, require_usable, settings_setters, smallest_effect, to_f64,
+};
+use crate::error::{Error, Result};
+use crate::output::csv::MAX_CELLS;
+
+/// Ranks of a pair.
+const RANKS: u64 = 2;
+
+/// CPUs that [`CorePairPlan::few_per_node`] keeps of a NUMA node.
+const FEW: usize = 4;
+
+/// A plan of a core-pair sweep: an all-gather of two ranks on two fixed devices, rank-0 CPU ×
+/// rank-1 CPU × bytes per rank.
+///
+/// Build it with [`CorePairPlan::builder`]; it is serialised into `run.json` and compared on
+/// resume.
+///
+/// ```
+/// use cluster_health_core::{ByteSize, Machine, Scenario};
+/// use cluster_health_matrix::plan::CorePairPlan;
+///
+/// # fn main() -> cluster_health_matrix::Result<()> {
+/// let scenario = Scenario::parse("[machine]\ncpus = 8\ndevices = 2\n", "example")?;
+/// let machine = Machine::synthetic(scenario)?;
+/// let plan = CorePairPlan::builder().rank0_cpus(0..4).build(&machine)?;
+/// assert_eq!((plan.cells(), plan.sizes.as_slice()), (4 * 8, &[ByteSize::mib(8)][..]));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CorePairPlan {
+    /// Devices of rank 0 and rank 1.
+    pub device_pair: [DeviceId; 2],
+    /// CPUs of rank 0 in the order of the rows.
+    pub rank0_cpus: Vec<CpuId>,
+    /// CPUs of rank 1 in the order of the columns.
+    pub rank1_cpus: Vec<CpuId>,
+    /// Bytes per rank, ascending.
+    pub sizes: Vec<ByteSize>,
+    /// Timed iterations per visit.
+    pub iters: u32,
+    /// Exactly so many warm-up transfers; `None` = until settled.
+    pub warmup: Option<u32>,
+    /// Blocks.
+    pub repeats: u32,
+    /// Relative half-width of a cell's 95 % interval that adds blocks; `None` = off.
+    pub ci: Option<f64>,
+    /// Order of the points.
+    pub order: Order,
+    /// Seed of all orders.
+    pub seed: u64,
+    /// What is compared.
+    pub check: CheckPolicy,
+    /// Bound of every wait, nanoseconds.
+    pub timeout_ns: u64,
+    /// Declared rate per rank; a measured one above 1.25 × it is implausible.
+    pub expect: Option<Bandwidth>,
+    /// CPUs of rank 0 that cannot be measured, with the reason; their points are skipped.
+    pub unusable_rank0_cpus: BTreeMap<CpuId, String>,
+    /// CPUs of rank 1 that cannot be measured, with the reason; their points are skipped.
+    pub unusable_rank1_cpus: BTreeMap<CpuId, String>,
+}
+
+impl CorePairPlan {
+    /// A builder with the defaults: the first two available devices (a single one twice), all
+    /// bindable CPUs for both ranks, 8 MiB per rank, 3 iterations, warm-up until settled, 3 blocks.
+    pub fn builder() -> CorePairPlanBuilder {
+        CorePairPlanBuilder::default()
+    }
+
+    /// Number of cells per size.
+    #[must_use]
+    pub fn cells(&self) -> usize {
+        self.rank0_cpus.len() * self.rank1_cpus.len()
+    }
+
+    /// The largest all-gather.
+    #[must_use]
+    pub fn largest(&self) -> ByteSize {
+        self.sizes.last().copied().unwrap_or_default()
+    }
+
+    /// Bound of every wait.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout_ns)
+    }
+
+    /// True when small probes accompany the blocks: not when a size of the plan is as small.
+    #[must_use]
+    pub fn has_probes(&self) -> bool {
+        self.order == Order::Blocks && self.sizes.first().is_some_and(|size| *size > PROBE_SIZE)
+    }
+
+    /// The reason why a pair of CPUs cannot be measured, by position.
+    pub(crate) fn unusable(&self, row: usize, column: usize) -> Option<&str> {
+        let rank0 = self.unusable_rank0_cpus.get(&self.rank0_cpus[row]);
+        let rank1 = || self.unusable_rank1_cpus.get(&self.rank1_cpus[column]);
+        rank0.or_else(rank1).map(String::as_str)
+    }
+
+    /// The same plan for few CPUs of each NUMA node: of each rank's usable ones the first, its SMT
+    /// sibling if there is one, and two more, spread over the node. Both ranks keep the same ones
+    /// where their lists are the same, so that the diagonal and siblings stay in the matrix.
+    #[must_use]
+    pub fn few_per_node(&self, machine: &Machine) -> Self {
+        let few = |cpus: &[CpuId], unusable: &BTreeMap<CpuId, String>| {
+            let mut nodes = BTreeMap::<_, Vec<CpuId>>::new();
+            for &cpu in cpus.iter().filter(|cpu| !unusable.contains_key(cpu)) {
+                nodes.entry(machine.node_of(cpu)).or_default().push(cpu);
+            }
+            let kept: Vec<CpuId> = nodes.values().flat_map(|cpus| few(machine, cpus)).collect();
+            // In the order of the list, which the axes keep.
+            cpus.iter().copied().filter(|cpu| kept.contains(cpu)).collect()
+        };
+        Self {
+            rank0_cpus: few(&self.rank0_cpus, &self.unusable_rank0_cpus),
+            rank1_cpus: few(&self.rank1_cpus, &self.unusable_rank1_cpus),
+            unusable_rank0_cpus: BTreeMap::new(),
+            unusable_rank1_cpus: BTreeMap::new(),
+            ..self.clone()
+        }
+    }
+
+    /// Expected cost on this machine, when the ranks reach `rate` each.
+    #[must_use]
+    pub fn cost(&self, machine: &Machine, rate: Bandwidth) -> Cost {
+        let usable = [
+            self.rank0_cpus.len() - self.unusable_rank0_cpus.len(),
+            self.rank1_cpus.len() - self.unusable_rank1_cpus.len(),
+        ];
+        let cells = (usable[0] * usable[1]) as u64;
+        let blocks = u64::from(self.repeats);
+        let size_sum: u64 = self.sizes.iter().map(|size| size.bytes()).sum();
+        let points = blocks * cells * self.sizes.len() as u64;
+        // Points on a fresh pair of CPUs need two warm-up transfers that agree.
+        let transfers = u64::from(self.iters) + u64::from(self.warmup.unwrap_or(2));
+        let bytes = blocks * cells * size_sum * transfers;
+        let (bind_us, fixed_us) = match machine.scenario() {
+            Some(scenario) => (
+                // The ranks of a synthetic machine are bound one after the other.
+                to_f64(RANKS) * scenario.machine.bind_us,
+                scenario.machine.point_us + scenario.all_gather.latency_us * to_f64(transfers),
+            ),
+            None => (80.0, 10.0),
+        };
+        let seconds = to_f64(bytes) / (rate.as_gb_per_second() * 1e9)
+            + to_f64(points) * (bind_us + fixed_us) * 1e-6;
+        Cost {
+            points,
+            bytes: ByteSize(bytes),
+            host_memory: ByteSize(0),
+            // What a rank sends, and what it receives from all.
+            device_memory: ByteSize(
+                (RANKS * (1 + RANKS)).saturating_mul(self.largest().max(PROBE_SIZE).bytes()),
+            ),
+            setup_seconds: 0.0,
+            seconds,
+            rate,
+        }
+    }
+
+    /// The smallest slowdowns that this plan finds at one size with 95 % power, at a family-wise
+    /// error of 0.1 % over all rows, columns and cells (Bonferroni), for independent normal visits.
+    ///
+    /// The noise is the scenario's on a synthetic machine, else 3 % per visit. Unlike in an H2D
+    /// sweep the visits to one core are spread over the block, so all of them count.
+    #[must_use]
+    pub fn detectable(&self, machine: &Machine) -> PairDetectable {
+        let noise = machine
+            .scenario()
+            .map_or(0.03, |scenario| noise_of_visits(&scenario.all_gather, self.iters));
+        let (rows, columns) = (self.rank0_cpus.len(), self.rank1_cpus.len());
+        let blocks = f64::from(self.repeats);
+        let effect = smallest_effect(noise, rows, columns);
+        PairDetectable {
+            assumed_noise: noise,
+            rank0_core: effect(blocks * to_f64(columns as u64)),
+            rank1_core: effect(blocks * to_f64(rows as u64)),
+            cell: effect(blocks),
+        }
+    }
+
+    fn fits(&self, machine: &Machine) -> Result<()> {
+        let cost = self.cost(machine, Bandwidth::gb_per_second(1.0));
+        let needed = cost.device_memory.bytes();
+        fits_memory(
+            machine,
+            self.largest(),
+            needed,
+            "both ranks' send and receive buffers",
+            "smaller sizes",
+        )
+    }
+}
+
+/// Few CPUs of one node, see [`CorePairPlan::few_per_node`].
+fn few(machine: &Machine, cpus: &[CpuId]) -> Vec<CpuId> {
+    let Some(&first) = cpus.first() else { return Vec::new() };
+    let mut kept = vec![first];
+    let siblings = machine.topology().cpu(first).map(|info| &info.siblings);
+    kept.extend(
+        cpus.iter()
+            .copied()
+            .find(|cpu| *cpu != first && siblings.is_some_and(|siblings| siblings.contains(*cpu))),
+    );
+    for spread in [cpus.len() / 2, cpus.len() - 1].into_iter().chain(1..cpus.len()) {
+        if kept.len() == FEW {
+            break;
+        }
+        if !kept.contains(&cpus[spread]) {
+            kept.push(cpus[spread]);
+        }
+    }
+    kept
+}
+
+/// The smallest slowdown of a kind that a core-pair plan finds with 95 % power, as a share of the
+/// rate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct PairDetectable {
+    /// Standard deviation of one visit's rate that the figures assume, relative.
+    pub assumed_noise: f64,
+    /// Of a rank-0 core against the others.
+    pub rank0_core: f64,
+    /// Of a rank-1 core against the others.
+    pub rank1_core: f64,
+    /// Of one cell against the others of its size.
+    pub cell: f64,
+}
+
+/// Makes a [`CorePairPlan`]; every setter has a default.
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct CorePairPlanBuilder {
+    device_pair: Option<[u32; 2]>,
+    rank0_cpus: Option<Vec<u32>>,
+    rank1_cpus: Option<Vec<u32>>,
+    settings: Settings,
+}
+
+impl CorePairPlanBuilder {
+    /// Physical ids of the devices of rank 0 and rank 1; default: the first two available ones, a
+    /// single one twice.
+    pub fn device_pair(mut self, pair: [u32; 2]) -> Self {
+        self.device_pair = Some(pair);
+        self
+    }
+
+    /// CPUs of rank 0 in the order of the rows; default: all bindable ones.
+    pub fn rank0_cpus(mut self, cpus: impl IntoIterator<Item = u32>) -> Self {
+        self.rank0_cpus = Some(cpus.into_iter().collect());
+        self
+    }
+
+    /// CPUs of rank 1 in the order of the columns; default: all bindable ones.
+    pub fn rank1_cpus(mut self, cpus: impl IntoIterator<Item = u32>) -> Self {
+        self.rank1_cpus = Some(cpus.into_iter().collect());
+        self
+    }
+
+    settings_setters! {
+        /// Bytes per rank; default: 8 MiB.
+    }
+
+    /// Checks everything against the machine; nothing is allocated or bound.
+    ///
+    /// # Errors
+    /// An unusable value, named as the command line names it; an unknown CPU or device; a device
+    /// that is unavailable, or given twice where the backend refuses that; sizes that do not fit
+    /// into memory; nothing left to measure.
+    pub fn build(self, machine: &Machine) -> Result<CorePairPlan> {
+        let device_pair = device_pair(machine, self.device_pair)?;
+        let (rank0_cpus, unusable_rank0_cpus) = rank_cpus(machine, 0, self.rank0_cpus.as_deref())?;
+        let (rank1_cpus, unusable_rank1_cpus) = rank_cpus(machine, 1, self.rank1_cpus.as_deref())?;
+        let settings = self.settings;
+        let timeout_ns = settings.check()?;
+        let sizes = settings.sorted_sizes(&[ByteSize::mib(8)])?;
+        let plan = CorePairPlan {
+            device_pair,
+            rank0_cpus,
+            rank1_cpus,
+            sizes,
+            iters: settings.iters,
+            warmup: settings.warmup,
+            repeats: settings.repeats,
+            ci: settings.ci,
+            order: settings.order,
+            seed: settings.seed,
+            check: settings.check,
+            timeout_ns,
+            expect: settings.expect,
+            unusable_rank0_cpus,
+            unusable_rank1_cpus,
+        };
+        let points = plan.cells().saturating_mul(plan.sizes.len());
+        if points > MAX_CELLS {
+            return Err(Error::invalid(
+                "--rank0-cpus, --rank1-cpus, --sizes",
+                format!("{points} cells; at most {MAX_CELLS} are measured in one run"),
+            ));
+        }
+        plan.fits(machine)?;
+        Ok(plan)
+    }
+}
+
+/// The CPUs of one rank; the reasons name it.
+fn rank_cpus(
+    machine: &Machine,
+    rank: u32,
+    list: Option<&[u32]>,
+) -> Result<(Vec<CpuId>, BTreeMap<CpuId, String>)> {
+    let option = format!("--rank{rank}-cpus");
+    let (cpus, mut unusable) = cpus_of_list(machine, &option, list)?;
+    for reason in unusable.values_mut() {
+        reason.insert_str(0, &format!("rank {rank}: "));
+    }
+    require_usable(&option, cpus.len(), &unusable)?;
+    Ok((cpus, unusable))
+}
+
+/// Whether both ranks of a pair may use one device on this backend.
+#[must_use]
+pub fn allows_same_device(backend: BackendKind) -> bool {
+    backend != BackendKind::Ascend
+}
+
+/// The devices that were asked for, or the first two.
+fn device_pair(machine: &Machine, asked: Option<[u32; 2]>) -> Result<[DeviceId; 2]> {
+    const OPTION: &str = "--device-pair";
+    let pair = if let Some(pair) = asked {
+        pair.map(DeviceId)
+    } else {
+        let mut available = machine
+            .devices()
+            .into_iter()
+            .filter(|device| device.info().unavailable.is_none())
+            .map(|device| device.id());
+        let Some(first) = available.next() else {
+            return Err(Error::invalid(OPTION, "no device is available"));
+        };
+        [first, available.next().unwrap_or(first)]
+    };
+    for id in pair {
+        let device = device_of(machine, OPTION, id)?;
+        if let Some(reason) = &device.info().unavailable {
+            return Err(Error::invalid(OPTION, format!("device {id} is unavailable: {reason}")));
+        }
+    }
+    if pair[0] == pair[1] && !allows_same_device(machine.backend()) {
+        return Err(Error::invalid(
+            OPTION,
+            format!("{0},{0}: the ascend backend needs two devices", pair[0]),
+        ));
+    }
+    Ok(pair)
+}

@@ -1,0 +1,322 @@
+//! The core-pair sweep: an all-gather of two ranks on fixed devices, rank-0 CPU × rank-1 CPU.
+
+mod live;
+mod synthetic;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::{Duration, Instant};
+
+use cluster_health_core::{ByteSize, CpuId, Machine};
+use ndarray::{Array3, ArrayView2, ArrayView3};
+
+use self::synthetic::SyntheticRanks;
+use super::SweepEnd;
+use super::engine::{
+    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, note_best, reset,
+};
+use crate::error::{Error, Result};
+use crate::estimate::{Estimates, pair_axes};
+use crate::matrix::{CellStatus, Matrix};
+use crate::observer::Observer;
+use crate::plan::CorePairPlan;
+use crate::samples::{PointStatus, RanOn, Sample, Sweep};
+use crate::schedule::{PairSchedule, PlannedPoint};
+
+/// Ranks of a pair; n in the formulas below.
+const RANKS: f64 = 2.0;
+
+/// Drawing progress takes a rank off its core: at most once in this time.
+const PROGRESS_GAP: Duration = Duration::from_millis(100);
+
+/// Result of a core-pair sweep.
+///
+/// For n ranks that contribute S bytes each and take t, as NVIDIA's nccl-tests define the
+/// bandwidths of an all-gather (`doc/PERFORMANCE.md` there):
+///
+/// | method | rate | for n = 2 |
+/// |---|---|---|
+/// | [`per_rank_gbps`](Self::per_rank_gbps) | S ÷ t | what files, summaries and pictures carry |
+/// | [`alg_gbps`](Self::alg_gbps) | n·S ÷ t, "algorithm bandwidth" | twice that |
+/// | [`bus_gbps`](Self::bus_gbps) | (n−1)·S ÷ t, "bus bandwidth" | the same number |
+///
+/// t is the maximum over the ranks.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct CorePairMatrix {
+    /// Rates per rank, statuses and spread, sizes × rank-0 CPUs × rank-1 CPUs.
+    pub matrix: Matrix,
+    /// How the sweep ended.
+    pub end: SweepEnd,
+}
+
+impl CorePairMatrix {
+    /// Bytes per rank ÷ time: sizes × rank-0 CPUs × rank-1 CPUs, decimal GB/s, NaN = not measured.
+    #[must_use]
+    pub fn per_rank_gbps(&self) -> ArrayView3<'_, f64> {
+        self.matrix.gbps()
+    }
+
+    /// As [`per_rank_gbps`](Self::per_rank_gbps) for one size: rank-0 CPUs × rank-1 CPUs; `None`
+    /// when the size was not part of the plan.
+    #[must_use]
+    pub fn per_rank_gbps_at(&self, size: ByteSize) -> Option<ArrayView2<'_, f64>> {
+        let index = self.matrix.sizes.iter().position(|candidate| *candidate == size)?;
+        Some(self.matrix.gbps.index_axis(ndarray::Axis(0), index))
+    }
+
+    /// Algorithm bandwidth, all ranks' bytes ÷ time: sizes × rank-0 CPUs × rank-1 CPUs, decimal
+    /// GB/s, NaN = not measured.
+    #[must_use]
+    pub fn alg_gbps(&self) -> Array3<f64> {
+        self.matrix.gbps.mapv(|rate| RANKS * rate)
+    }
+
+    /// Bus bandwidth, the bytes that each rank receives from the others ÷ time: sizes × rank-0
+    /// CPUs × rank-1 CPUs, decimal GB/s, NaN = not measured.
+    #[must_use]
+    pub fn bus_gbps(&self) -> Array3<f64> {
+        self.matrix.gbps.mapv(|rate| (RANKS - 1.0) * rate)
+    }
+
+    /// How each cell came out: sizes × rank-0 CPUs × rank-1 CPUs.
+    #[must_use]
+    pub fn status(&self) -> ArrayView3<'_, CellStatus> {
+        self.matrix.status.view()
+    }
+}
+
+/// Measures a plan from its first point.
+///
+/// # Errors
+/// When the ranks cannot be had, one of them is lost or hangs, or the observer fails. A cell that
+/// cannot be measured is a cell status, not an error.
+pub fn core_pair(
+    machine: &Machine,
+    plan: &CorePairPlan,
+    observer: &mut dyn Observer,
+) -> Result<CorePairMatrix> {
+    core_pair_from(machine, plan, &mut std::iter::empty(), 0, observer)
+}
+
+/// Goes on with an interrupted sweep: `before` are its samples, in order, `start_ns` the time from
+/// its first bind to now.
+///
+/// # Errors
+/// As [`core_pair`]; also when the samples are not the beginning of this plan's schedule.
+pub fn core_pair_from(
+    machine: &Machine,
+    plan: &CorePairPlan,
+    before: &mut dyn Iterator<Item = Result<Sample>>,
+    start_ns: u64,
+    observer: &mut dyn Observer,
+) -> Result<CorePairMatrix> {
+    machine.advance_virtual_time(start_ns);
+    let mut clock = RunClock::new(start_ns);
+    core_pair_in(machine, plan, &mut Course { before, clock: &mut clock, first_seq: 0, observer })
+}
+
+/// Whether this machine's ranks can be had at all, found out without starting them.
+///
+/// # Errors
+/// Why not.
+pub fn core_pair_ready(machine: &Machine) -> Result<()> {
+    if machine.synthetic_pair().is_some() { Ok(()) } else { live::ready(machine) }
+}
+
+/// The sweep as a part of a run.
+pub(crate) fn core_pair_in(
+    machine: &Machine,
+    plan: &CorePairPlan,
+    course: &mut Course<'_>,
+) -> Result<CorePairMatrix> {
+    let (rows, columns) = pair_axes(
+        plan.rank0_cpus.iter().map(|cpu| cpu.0).collect(),
+        plan.rank1_cpus.iter().map(|cpu| cpu.0).collect(),
+        |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
+    );
+    let mut estimates = Estimates::new(Sweep::CorePair, "idle", plan.sizes.clone(), rows, columns);
+    let mut schedule = PairSchedule::new(plan, machine, course.first_seq);
+    let mut pairs = Pairs::new(machine, plan);
+    let blocks = (plan.repeats, plan.ci);
+    let end = drive(&mut pairs, &mut schedule, blocks, &mut estimates, course)?;
+    Ok(CorePairMatrix { matrix: estimates.into_matrix(), end })
+}
+
+/// One point for the ranks; both CPUs are usable as far as the census tells.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlannedPair {
+    /// Number, visit, block, bytes per rank.
+    pub(crate) point: PlannedPoint,
+    /// CPUs of rank 0 and rank 1.
+    pub(crate) cpus: [CpuId; 2],
+}
+
+/// Measures one point; implemented by the synthetic machine (one process, virtual time) and by live
+/// ranks.
+pub(crate) trait PairRunner {
+    /// Binds both ranks, warms up ([`Warmup`](super::warmup::Warmup)), times the plan's iterations
+    /// and checks the data.
+    ///
+    /// `best` is the fastest all-gather of this size and [`Kinship`] so far. The sample comes with
+    /// the point's names, `t_ns` unset, everything that was measured before empty, and one empty
+    /// list per rank in `rank_ns` and `ran_on`. The runner sets `t_ns` to the start of the point on
+    /// its own clock, `status`, `reason` and `check`, `settled` and `bind_ns` where they are not
+    /// true and 0, and fills `iter_ns`, `rank_ns`, `warmup_ns`, `skew_ns` and `ran_on`.
+    ///
+    /// # Errors
+    /// When the run cannot go on: a rank is dead, lost or does not answer in time. A point that
+    /// cannot be measured is a status.
+    fn measure(&mut self, pair: &PlannedPair, best: Option<u64>, sample: &mut Sample)
+    -> Result<()>;
+
+    /// The clock of `t_ns`.
+    fn now_ns(&self) -> u64;
+}
+
+/// Of each rank the CPUs that it was seen on, in a sample that [`Pairs`] made.
+fn ran_on(sample: &mut Sample) -> &mut [Vec<CpuId>] {
+    match &mut sample.ran_on {
+        RanOn::Ranks(ranks) => ranks,
+        RanOn::Thread(_) => &mut [],
+    }
+}
+
+/// What two CPUs share. Pairs that share a core take turns on it: their normal time is a class of
+/// its own, and measured against the best of all pairs they would never count as settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kinship {
+    Strangers,
+    Siblings,
+    SameCpu,
+}
+
+/// The pairs of a plan.
+struct Pairs<'a> {
+    machine: &'a Machine,
+    plan: &'a CorePairPlan,
+    runner: Option<Box<dyn PairRunner + 'a>>,
+    /// Fastest all-gather of each size by [`Kinship`].
+    best: Vec<(ByteSize, [Option<u64>; 3])>,
+    /// Reused for every point, so that measuring does not allocate.
+    sample: Sample,
+    accounts: Accounts,
+    drawn: Option<Instant>,
+}
+
+impl<'a> Pairs<'a> {
+    fn new(machine: &'a Machine, plan: &'a CorePairPlan) -> Self {
+        let mut sample = Sample::new(0, Sweep::CorePair, ByteSize(0));
+        sample.device_pair = Some(plan.device_pair);
+        sample.iter_ns.reserve(plan.iters as usize);
+        sample.warmup_ns.reserve(plan.warmup.unwrap_or(32) as usize);
+        Self {
+            machine,
+            plan,
+            runner: None,
+            best: Vec::new(),
+            sample,
+            accounts: Accounts::default(),
+            drawn: None,
+        }
+    }
+
+    fn cpus(&self, point: &PlannedPoint) -> [CpuId; 2] {
+        [self.plan.rank0_cpus[point.cell.row], self.plan.rank1_cpus[point.cell.column]]
+    }
+
+    fn kinship(&self, cpus: [CpuId; 2]) -> Kinship {
+        let info = self.machine.topology().cpu(cpus[0]);
+        if cpus[0] == cpus[1] {
+            Kinship::SameCpu
+        } else if info.is_some_and(|info| info.siblings.contains(cpus[1])) {
+            Kinship::Siblings
+        } else {
+            Kinship::Strangers
+        }
+    }
+
+    fn best(&mut self, bytes: ByteSize, cpus: [CpuId; 2]) -> &mut Option<u64> {
+        let kinship = self.kinship(cpus) as usize;
+        let index = self.best.iter().position(|(size, _)| *size == bytes).unwrap_or_else(|| {
+            self.best.push((bytes, [None; 3]));
+            self.best.len() - 1
+        });
+        &mut self.best[index].1[kinship]
+    }
+}
+
+impl Points for Pairs<'_> {
+    fn prepare(&mut self) -> Result<()> {
+        let began = self.machine.now_ns();
+        self.runner = Some(match self.machine.synthetic_pair() {
+            Some(ranks) => Box::new(SyntheticRanks::new(self.machine, self.plan, ranks)),
+            None => live::core_pair_runner(self.machine, self.plan)?,
+        });
+        self.accounts.timings.setup_ns = self.machine.now_ns() - began;
+        Ok(())
+    }
+
+    fn recall(&mut self, point: &PlannedPoint, sample: &Sample) -> Result<()> {
+        let cpus = self.cpus(point);
+        check_recalled(point, sample, (cpus[0].0, cpus[1].0))?;
+        if sample.status == PointStatus::Measured {
+            let best = self.best(point.bytes, cpus);
+            sample.warmup_ns.iter().chain(&sample.iter_ns).for_each(|&time| note_best(best, time));
+        }
+        Ok(())
+    }
+
+    /// Nearly every pair changes a CPU, so that time decides.
+    fn may_pause(&mut self, _: &PlannedPoint) -> bool {
+        let due = self.drawn.is_none_or(|drawn| drawn.elapsed() >= PROGRESS_GAP);
+        if due {
+            self.drawn = Some(Instant::now());
+        }
+        due
+    }
+
+    fn measure(&mut self, point: &PlannedPoint, clock: &mut RunClock) -> Result<&Sample> {
+        let cpus = self.cpus(point);
+        let best = *self.best(point.bytes, cpus);
+        let Some(runner) = &mut self.runner else { return Err(Error::Cancelled) };
+        let sample = &mut self.sample;
+        reset(sample, point);
+        [sample.rank0_cpu, sample.rank1_cpu] = cpus.map(Some);
+        sample.t_ns = None;
+        sample.skew_ns = None;
+        sample.rank_ns.get_or_insert_with(|| vec![Vec::new(); 2]).iter_mut().for_each(Vec::clear);
+        match &mut sample.ran_on {
+            RanOn::Ranks(ranks) => ranks.iter_mut().for_each(Vec::clear),
+            RanOn::Thread(_) => sample.ran_on = RanOn::Ranks(vec![Vec::new(); 2]),
+        }
+        if let Some(reason) = self.plan.unusable(point.cell.row, point.cell.column) {
+            sample.t_ns = Some(runner.now_ns());
+            sample.status = PointStatus::Skipped;
+            sample.reason = Some(reason.to_owned());
+        } else {
+            runner.measure(&PlannedPair { point: *point, cpus }, best, sample)?;
+        }
+        let ended = runner.now_ns();
+        let began = sample.t_ns.unwrap_or(ended);
+        sample.t_ns = Some(clock.begin(began));
+        mark_implausible(sample, self.plan.expect);
+        self.accounts.add(sample, began, ended);
+        if self.sample.status == PointStatus::Measured {
+            let mut fastest = best;
+            let times = self.sample.warmup_ns.iter().chain(&self.sample.iter_ns);
+            times.for_each(|&time| note_best(&mut fastest, time));
+            *self.best(point.bytes, cpus) = fastest;
+        }
+        Ok(&self.sample)
+    }
+
+    fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.runner.as_ref().map_or_else(|| self.machine.now_ns(), |runner| runner.now_ns())
+    }
+}
