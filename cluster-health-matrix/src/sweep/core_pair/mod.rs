@@ -8,6 +8,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
+use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{ByteSize, CpuId, Machine};
 use ndarray::{Array3, ArrayView2, ArrayView3};
 
@@ -89,15 +90,42 @@ impl CorePairMatrix {
 
 /// Measures a plan from its first point.
 ///
+/// `ranks` is this process's (or thread's) membership in a group of two; both ranks call this with
+/// the same plan and both get the result. A synthetic machine has its two ranks in one process and
+/// needs none.
+///
+/// ```
+/// use cluster_health_core::rank::RankGroup;
+/// use cluster_health_core::{ByteSize, Machine};
+/// use cluster_health_matrix::{plan::CorePairPlan, sweep};
+///
+/// # fn main() -> cluster_health_matrix::Result<()> {
+/// let plan = CorePairPlan::builder().sizes([ByteSize::kib(4)]).repeats(1).build(&Machine::host()?)?;
+/// // Two threads here; processes: `RankGroup::lead` or `RankGroup::from_environment`.
+/// let ranks = RankGroup::threads(2)?.into_iter().map(|group| {
+///     let plan = plan.clone();
+///     std::thread::spawn(move || -> cluster_health_matrix::Result<_> {
+///         sweep::core_pair(&Machine::host()?, &plan, Some(&group), &mut ())
+///     })
+/// });
+/// for rank in ranks.collect::<Vec<_>>() {
+///     let result = rank.join().expect("a rank panicked")?;
+///     assert!(result.per_rank_gbps().iter().all(|rate| *rate > 0.0));
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// When the ranks cannot be had, one of them is lost or hangs, or the observer fails. A cell that
 /// cannot be measured is a cell status, not an error.
 pub fn core_pair(
     machine: &Machine,
     plan: &CorePairPlan,
+    ranks: Option<&RankGroup>,
     observer: &mut dyn Observer,
 ) -> Result<CorePairMatrix> {
-    core_pair_from(machine, plan, &mut std::iter::empty(), 0, observer)
+    core_pair_from(machine, plan, ranks, &mut std::iter::empty(), 0, observer)
 }
 
 /// Goes on with an interrupted sweep: `before` are its samples, in order, `start_ns` the time from
@@ -108,13 +136,15 @@ pub fn core_pair(
 pub fn core_pair_from(
     machine: &Machine,
     plan: &CorePairPlan,
+    ranks: Option<&RankGroup>,
     before: &mut dyn Iterator<Item = Result<Sample>>,
     start_ns: u64,
     observer: &mut dyn Observer,
 ) -> Result<CorePairMatrix> {
     machine.advance_virtual_time(start_ns);
     let mut clock = RunClock::new(start_ns);
-    core_pair_in(machine, plan, &mut Course { before, clock: &mut clock, first_seq: 0, observer })
+    let mut course = Course { before, clock: &mut clock, first_seq: 0, observer };
+    core_pair_in(machine, plan, ranks, &mut course)
 }
 
 /// Whether this machine's ranks can be had at all, found out without starting them.
@@ -129,6 +159,7 @@ pub fn core_pair_ready(machine: &Machine) -> Result<()> {
 pub(crate) fn core_pair_in(
     machine: &Machine,
     plan: &CorePairPlan,
+    ranks: Option<&RankGroup>,
     course: &mut Course<'_>,
 ) -> Result<CorePairMatrix> {
     let (rows, columns) = pair_axes(
@@ -138,7 +169,7 @@ pub(crate) fn core_pair_in(
     );
     let mut estimates = Estimates::new(Sweep::CorePair, "idle", plan.sizes.clone(), rows, columns);
     let mut schedule = PairSchedule::new(plan, machine, course.first_seq);
-    let mut pairs = Pairs::new(machine, plan);
+    let mut pairs = Pairs::new(machine, plan, ranks);
     let blocks = (plan.repeats, plan.ci);
     let end = drive(&mut pairs, &mut schedule, blocks, &mut estimates, course)?;
     Ok(CorePairMatrix { matrix: estimates.into_matrix(), end })
@@ -173,6 +204,9 @@ pub(crate) trait PairRunner {
 
     /// The clock of `t_ns`.
     fn now_ns(&self) -> u64;
+
+    /// Tells the other rank that no further point comes.
+    fn stop(&mut self) {}
 }
 
 /// Of each rank the CPUs that it was seen on, in a sample that [`Pairs`] made.
@@ -196,6 +230,7 @@ enum Kinship {
 struct Pairs<'a> {
     machine: &'a Machine,
     plan: &'a CorePairPlan,
+    ranks: Option<&'a RankGroup>,
     runner: Option<Box<dyn PairRunner + 'a>>,
     /// Fastest all-gather of each size by [`Kinship`].
     best: Vec<(ByteSize, [Option<u64>; 3])>,
@@ -206,7 +241,7 @@ struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    fn new(machine: &'a Machine, plan: &'a CorePairPlan) -> Self {
+    fn new(machine: &'a Machine, plan: &'a CorePairPlan, ranks: Option<&'a RankGroup>) -> Self {
         let mut sample = Sample::new(0, Sweep::CorePair, ByteSize(0));
         sample.device_pair = Some(plan.device_pair);
         sample.iter_ns.reserve(plan.iters as usize);
@@ -214,6 +249,7 @@ impl<'a> Pairs<'a> {
         Self {
             machine,
             plan,
+            ranks,
             runner: None,
             best: Vec::new(),
             sample,
@@ -252,7 +288,13 @@ impl Points for Pairs<'_> {
         let began = self.machine.now_ns();
         self.runner = Some(match self.machine.synthetic_pair() {
             Some(ranks) => Box::new(SyntheticRanks::new(self.machine, self.plan, ranks)),
-            None => live::core_pair_runner(self.machine, self.plan)?,
+            None => {
+                live::ready(self.machine)?;
+                let ranks = self.ranks.ok_or_else(|| {
+                    Error::invalid("ranks", "two live ranks are needed, this process has no group")
+                })?;
+                Box::new(live::LivePair::new(self.machine, self.plan, ranks)?)
+            }
         });
         self.accounts.timings.setup_ns = self.machine.now_ns() - began;
         Ok(())
@@ -310,6 +352,12 @@ impl Points for Pairs<'_> {
             *self.best(point.bytes, cpus) = fastest;
         }
         Ok(&self.sample)
+    }
+
+    fn stop(&mut self) {
+        if let Some(runner) = &mut self.runner {
+            runner.stop();
+        }
     }
 
     fn accounts(&self) -> &Accounts {
