@@ -10,7 +10,7 @@ use ndarray::{ArrayView2, ArrayView3};
 
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, note_best, reset,
+    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, reset,
 };
 use super::warmup::{Verdict, Warmup};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use crate::matrix::{CellStatus, Matrix};
 use crate::observer::Observer;
 use crate::plan::{ArenaPolicy, CheckPolicy, H2dPlan, PROBE_SIZE};
 use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep};
-use crate::schedule::{PlannedPoint, Schedule};
+use crate::schedule::{Cell, PlannedPoint, Schedule};
 
 /// Result of an H2D sweep.
 #[derive(Debug, Clone)]
@@ -129,6 +129,37 @@ struct Lane {
     target: DeviceBuffer,
 }
 
+/// The fastest transfers of one size.
+struct Best {
+    columns: usize,
+    of_device: Vec<u64>,
+    of_cell: Vec<u64>,
+}
+
+/// No transfer yet.
+const NEVER: u64 = u64::MAX;
+
+impl Best {
+    fn new(rows: usize, columns: usize) -> Self {
+        Self { columns, of_device: vec![NEVER; columns], of_cell: vec![NEVER; rows * columns] }
+    }
+
+    /// What a transfer of this cell is compared with: the cell's own best, so that a core that is
+    /// slow by nature settles too, and before its first visit the device's.
+    fn of(&self, cell: Cell) -> Option<u64> {
+        let own = self.of_cell[cell.row * self.columns + cell.column];
+        let best = if own == NEVER { self.of_device[cell.column] } else { own };
+        (best != NEVER).then_some(best)
+    }
+
+    fn note(&mut self, cell: Cell, time: u64) {
+        let device = &mut self.of_device[cell.column];
+        *device = time.min(*device);
+        let own = &mut self.of_cell[cell.row * self.columns + cell.column];
+        *own = time.min(*own);
+    }
+}
+
 /// What a point needs between its checks: buffers, streams, the bound thread and the clock.
 struct Engine<'a> {
     machine: &'a Machine,
@@ -143,8 +174,8 @@ struct Engine<'a> {
     binding: Option<Binding>,
     bound: Option<CpuId>,
     visit: Option<u64>,
-    /// Fastest transfer per size and device, timed or not.
-    best: BTreeMap<ByteSize, Vec<Option<u64>>>,
+    /// Fastest transfers so far, timed or not.
+    best: BTreeMap<ByteSize, Best>,
     /// Reused for every point, so that measuring does not allocate.
     sample: Sample,
     accounts: Accounts,
@@ -179,9 +210,9 @@ impl<'a> Engine<'a> {
     }
 
     fn note_best(&mut self, point: &PlannedPoint, time: u64) {
-        let devices = self.plan.devices.len();
-        let best = self.best.entry(point.bytes).or_insert_with(|| vec![None; devices]);
-        note_best(&mut best[point.cell.column], time);
+        let (rows, columns) = (self.plan.cpus.len(), self.plan.devices.len());
+        let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(rows, columns));
+        best.note(point.cell, time);
     }
 
     fn point(&mut self, point: &PlannedPoint) -> Result<(), Fault> {
@@ -232,7 +263,7 @@ impl<'a> Engine<'a> {
         };
         self.sample.pinned = Some(arena.buffer.pinned());
         self.sample.page_nodes.clone_from(&arena.page_nodes);
-        let best = self.best.get(&point.bytes).and_then(|best| best[point.cell.column]);
+        let best = self.best.get(&point.bytes).and_then(|best| best.of(point.cell));
         let mut run = PointRun {
             machine: self.machine,
             plan: self.plan,
