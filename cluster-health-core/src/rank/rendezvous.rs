@@ -459,13 +459,18 @@ struct Folder {
 /// Removes the folders when the last rank is done with them; those in use stay.
 struct Paths {
     user: PathBuf,
-    job: PathBuf,
+    /// The name of the job's folder in that of the user.
+    job: String,
 }
 
 impl Drop for Paths {
     fn drop(&mut self) {
-        if std::fs::remove_dir(&self.job).is_ok() {
-            drop(std::fs::remove_dir(&self.user));
+        if let Ok(user) = open_folder(CWD, &self.user)
+            && private(&user, &self.user).is_ok()
+        {
+            // Both fail while somebody else is in there.
+            let _in_use = unlinkat(&user, &self.job, AtFlags::REMOVEDIR);
+            let _in_use = unlinkat(CWD, &self.user, AtFlags::REMOVEDIR);
         }
     }
 }
@@ -482,7 +487,7 @@ impl Paths {
         for base in &environment.folders {
             let user = base.join(&name);
             match mkdirat(CWD, &user, Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => return Ok(Self { job: user.join(&job), user }),
+                Ok(()) | Err(Errno::EXIST) => return Ok(Self { user, job }),
                 Err(errno) => tried.push(format!("{}: {errno}", base.display())),
             }
         }
@@ -500,36 +505,50 @@ impl Paths {
         let mut errno = Errno::NOENT;
         // A rank that is done may remove a folder between two of these calls.
         for _ in 0..100 {
-            match (make(&self.user), make(&self.job)) {
-                (Ok(user), Ok(job)) => {
-                    private(&user, &self.user)?;
-                    private(&job, &self.job)?;
+            let opened = make(CWD, &self.user).and_then(|user| {
+                Ok(match private(&user, &self.user) {
+                    Ok(()) => Ok(make(&user, Path::new(&self.job))?),
+                    Err(error) => Err(error),
+                })
+            });
+            match opened {
+                Ok(job) => {
+                    let job = job?;
+                    private(&job, &self.folder())?;
                     return Ok(Folder { job });
                 }
-                (Err(Errno::NOENT), _) | (_, Err(Errno::NOENT)) => {}
-                (Err(other), _) | (_, Err(other)) => {
+                Err(Errno::NOENT) => {}
+                Err(other) => {
                     errno = other;
                     break;
                 }
             }
         }
-        let context = format!("opening the ranks' folder {}", self.job.display());
+        let context = format!("opening the ranks' folder {}", self.folder().display());
         Err(Error::system("openat", errno.raw_os_error(), context)
             .with_advice("remove what is in the way, a symbolic link for example"))
     }
 
+    fn folder(&self) -> PathBuf {
+        self.user.join(&self.job)
+    }
+
     fn socket(&self, rank: u32) -> String {
-        self.job.join(socket_name(rank)).display().to_string()
+        self.folder().join(socket_name(rank)).display().to_string()
     }
 }
 
-fn make(path: &Path) -> Result<OwnedFd, Errno> {
-    match mkdirat(CWD, path, Mode::RWXU) {
+fn make(parent: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    match mkdirat(&parent, path, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(errno),
     }
+    open_folder(parent, path)
+}
+
+fn open_folder(parent: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(CWD, path, flags, Mode::empty())
+    openat(parent, path, flags, Mode::empty())
 }
 
 /// Refuses a folder that others could have put there or can change.
