@@ -101,11 +101,19 @@ fn pid_of(group: &RankGroup, rank: u32) -> String {
 #[ignore = "started by the other tests"]
 fn child_main() {
     match std::env::var(MODE).as_deref() {
-        Ok("answer") => answer(RankGroup::from_parent(TIMEOUT).unwrap().unwrap(), false),
-        Ok("deaf") => answer(RankGroup::from_parent(TIMEOUT).unwrap().unwrap(), true),
+        Ok("answer") => answer(&RankGroup::from_parent(TIMEOUT).unwrap().unwrap(), false),
+        Ok("deaf") => answer(&RankGroup::from_parent(TIMEOUT).unwrap().unwrap(), true),
         Ok("print") => {
             println!("on the output");
             drop(RankGroup::from_parent(TIMEOUT).unwrap().unwrap().receive(0));
+        }
+        Ok("launched") => {
+            let group = RankGroup::from_environment(TIMEOUT).unwrap().unwrap();
+            group.all_equal("plan", "same").unwrap();
+            let note = std::env::var(NOTE).unwrap();
+            fs::write(format!("{note}-{}", group.rank()), "met").unwrap();
+            let error = group.receive(1 - group.rank()).unwrap_err();
+            fs::write(format!("{note}-end"), error.to_string()).unwrap();
         }
         Ok("silent") => thread::sleep(TIMEOUT * 2),
         Ok("leader") => {
@@ -120,7 +128,7 @@ fn child_main() {
     }
 }
 
-fn answer(group: RankGroup, deaf: bool) {
+fn answer(group: &RankGroup, deaf: bool) {
     assert_eq!(RankGroup::from_parent(TIMEOUT).unwrap_err().kind(), "busy");
     while let Ok(question) = group.receive(0) {
         match question.as_slice() {
@@ -354,4 +362,32 @@ fn sockets_that_did_not_arrive_are_reported() {
         let text = run(variable);
         assert!(text.contains("is not what a parent rank"), "{variable}: {text}");
     }
+}
+
+/// torchrun's variables inside a Slurm step that counts otherwise.
+#[test]
+fn processes_of_a_launcher_meet_and_see_each_other_die() {
+    let _alone = Alone::new();
+    let folder = tempfile::tempdir().unwrap();
+    let sockets = tempfile::tempdir().unwrap();
+    let note = folder.path().join("rank");
+    let start = |rank: &str| {
+        let mut command = child("launched");
+        command.env(NOTE, &note).env("XDG_RUNTIME_DIR", sockets.path()).stdout(Stdio::null());
+        command.envs([("RANK", rank), ("LOCAL_RANK", rank)]);
+        command.envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")]);
+        command.env("TORCHELASTIC_RUN_ID", "none");
+        command.envs([("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "64")]);
+        command.spawn().unwrap()
+    };
+    let (mut zero, mut one) = (start("0"), start("1"));
+    let path = |end: &str| folder.path().join(format!("rank-{end}"));
+    wait_until("both ranks have met", || path("0").exists() && path("1").exists());
+    assert_eq!(fs::read_dir(sockets.path()).unwrap().count(), 0);
+    one.kill().unwrap();
+    one.wait().unwrap();
+    assert!(zero.wait().unwrap().success());
+    let error = fs::read_to_string(path("end")).unwrap();
+    assert!(error.contains("rank 1 closed its connection (died?)"), "{error}");
 }

@@ -124,9 +124,9 @@ fn jobs_do_not_meet_each_other() {
         join(local(base.path(), 1, 2), TIMEOUT),
     ];
     let groups = joined(ranks);
-    for (sender, receiver) in [(0, 3), (2, 1)] {
-        groups[sender].send(1, &[sender as u8]).unwrap();
-        assert_eq!(groups[receiver].receive(0).unwrap(), [sender as u8]);
+    for (sender, receiver) in [(0_usize, 3_usize), (2, 1)] {
+        groups[sender].send(1, &sender.to_le_bytes()).unwrap();
+        assert_eq!(groups[receiver].receive(0).unwrap(), sender.to_le_bytes());
     }
     assert!(is_empty(base.path()));
 }
@@ -225,6 +225,16 @@ fn sockets_of_a_dead_run_are_replaced() {
     assert!(path.exists());
     let ranks = [1, 0].map(|rank| join(local(base.path(), rank, 2), TIMEOUT));
     compare(&joined(ranks));
+    assert!(is_empty(base.path()));
+}
+
+#[test]
+fn who_gives_up_clears_away_what_killed_ranks_left() {
+    let base = TempDir::new().unwrap();
+    let zero = join(local(base.path(), 0, 3), SHORT);
+    let path = socket(base.path(), 0);
+    drop(UnixListener::bind(path.with_file_name("rank-1.sock")).unwrap());
+    zero.join().unwrap().unwrap_err();
     assert!(is_empty(base.path()));
 }
 

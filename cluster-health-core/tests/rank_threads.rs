@@ -61,13 +61,14 @@ fn the_longest_messages_cross_without_deadlock() {
     on_threads(3, |group| {
         let (me, size) = (group.rank(), group.size());
         let (next, previous) = ((me + 1) % size, (me + size - 1) % size);
-        let message: Vec<u8> = (0..LENGTH).map(|at| (at % 251) as u8 ^ me as u8).collect();
+        // No period of a power of two, and another one for each rank.
+        let byte = |rank: u32, at: usize| (at % 251 + rank as usize).to_le_bytes()[0];
+        let message: Vec<u8> = (0..LENGTH).map(|at| byte(me, at)).collect();
         group.send(next, &message).unwrap();
         group.send(previous, &message[..LENGTH / 2]).unwrap();
         let from_previous = group.receive(previous).unwrap();
         assert_eq!(from_previous.len(), LENGTH);
-        let first_wrong =
-            (0..LENGTH).find(|&at| from_previous[at] != (at % 251) as u8 ^ previous as u8);
+        let first_wrong = (0..LENGTH).find(|&at| from_previous[at] != byte(previous, at));
         assert_eq!(first_wrong, None);
         assert_eq!(group.receive(next).unwrap().len(), LENGTH / 2);
         let too_long = vec![0; LENGTH + 1];
