@@ -477,12 +477,19 @@ mod tests {
 
     #[test]
     fn f17_what_is_too_fast_changes_the_counts_too() {
-        let dir =
-            folder(&[sample(4, 0, 100), sample(4, 1, 101), sample(2, 0, 102), sample(2, 1, 1)]);
-        let report = Report::read(dir.path()).unwrap();
+        let mut samples = Vec::new();
+        for block in 0..3 {
+            for (cpu, device) in [(4, 0), (4, 1), (2, 0), (2, 1)] {
+                let mut sample = sample(cpu, device, 100);
+                sample.block = block;
+                samples.push(sample);
+            }
+        }
+        samples[7].iter_ns = vec![1];
+        let report = Report::read(folder(&samples).path()).unwrap();
         let points = report.manifest.points;
-        assert_eq!((points.measured, points.implausible), (3, 1));
-        assert_eq!(report.manifest.summary[0].count, 3);
+        assert_eq!((points.measured, points.implausible), (11, 1));
+        assert_eq!(report.manifest.summary[0].count, 4, "the other blocks measured the cell");
         assert_eq!(report.reasons.len(), 1);
     }
 
