@@ -30,7 +30,7 @@ const FEW: usize = 4;
 /// use cluster_health_matrix::plan::CorePairPlan;
 ///
 /// # fn main() -> cluster_health_matrix::Result<()> {
-/// let scenario = Scenario::parse("[machine]\ncpus = 8\ndevices = 2\n", "example")?;
+/// let scenario = Scenario::parse("[machine]\ncpus = 8\nnuma_nodes = 2\ndevices = 2\n", "example")?;
 /// let machine = Machine::synthetic(scenario)?;
 /// let plan = CorePairPlan::builder().rank0_cpus(0..4).build(&machine)?;
 /// assert_eq!((plan.cells(), plan.sizes.as_slice()), (4 * 8, &[ByteSize::mib(8)][..]));
