@@ -9,6 +9,7 @@ use cluster_health_core::affinity::Census;
 use cluster_health_core::rank::RankGroup;
 use serde::{Deserialize, Serialize};
 
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::observer::{Observer, Progress};
 use crate::older::import::{ImportRequest, Imported};
@@ -16,7 +17,7 @@ use crate::plan::{CorePairPlan, H2dPlan};
 use crate::report::{Report, ReportOptions};
 use crate::run::{
     ImportPlan, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus, SampleReader,
-    Segment, utc_now,
+    Segment, timings_of_log, utc_now,
 };
 use crate::samples::Sample;
 use crate::sweep::{Course, RunClock, Timings, core_pair_in, h2d_in, not_this_plan};
@@ -179,7 +180,10 @@ pub fn record(
     let (mut folder, mut manifest) = match RunFolder::open(dir, options.mode, &wanted)? {
         Opened::Complete(_) => return Report::read(dir),
         Opened::Fresh(folder) => (folder, wanted),
-        Opened::Interrupted(folder, manifest) => (folder, *manifest),
+        Opened::Interrupted(folder, mut manifest) => {
+            account_for_crash(&mut manifest, dir)?;
+            (folder, *manifest)
+        }
     };
     folder.write_affinity(machine.census()?)?;
     manifest.status = RunStatus::Running;
@@ -192,12 +196,33 @@ pub fn record(
     });
     folder.write_manifest(&manifest)?;
 
+    let quiet = Environment::of(machine).disturbances(machine.topology().online().len());
+    for reason in quiet {
+        note(&mut manifest, format!("the node was not quiet: {reason}"));
+    }
+    let throttled = machine.topology().read_nr_throttled().ok().flatten();
     let began = Instant::now();
     let mut timings = Timings::default();
     let mut found = Vec::new();
     let result = measure(machine, plan, ranks, &mut folder, (&mut timings, &mut found), observer);
-    found.retain(|note| !manifest.notes.contains(note));
-    manifest.notes.append(&mut found);
+    for text in found {
+        note(&mut manifest, text);
+    }
+    let after = machine.topology().read_nr_throttled().ok().flatten();
+    if let (Some(before), Some(after)) = (throttled, after)
+        && after > before
+    {
+        let times = after - before;
+        note(
+            &mut manifest,
+            format!("the cgroup was throttled {times} times during the run: times include waiting"),
+        );
+    }
+    if result.is_err() {
+        // The sweep's own accounts went with it; the log has the same.
+        let first_seq = manifest.segments.last().map_or(0, |segment| segment.first_seq);
+        timings = timings_of_log(dir, first_seq)?;
+    }
 
     if let Some(segment) = manifest.segments.last_mut() {
         segment.end = Some(utc_now());
@@ -228,6 +253,12 @@ pub fn record(
     Ok(report)
 }
 
+fn note(manifest: &mut Manifest, text: String) {
+    if !manifest.notes.contains(&text) {
+        manifest.notes.push(text);
+    }
+}
+
 /// Lets the other ranks begin the pair sweep.
 fn begin(
     group: &RankGroup,
@@ -244,6 +275,18 @@ fn begin(
     for rank in 1..group.size() {
         group.send(rank, &message)?;
     }
+    Ok(())
+}
+
+/// A killed run left its last segment without end and accounts: the log has both.
+fn account_for_crash(manifest: &mut Manifest, dir: &Path) -> Result<()> {
+    let Some(segment) = manifest.segments.last_mut().filter(|segment| segment.end.is_none()) else {
+        return Ok(());
+    };
+    let timings = timings_of_log(dir, segment.first_seq)?;
+    segment.wall_ns = timings.wall_ns;
+    manifest.wall_ns += timings.wall_ns;
+    manifest.timings += timings;
     Ok(())
 }
 

@@ -73,7 +73,8 @@ mod tests {
     fn copies_are_exact_at_any_length_and_alignment() {
         for len in [0, 1, 15, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 77] {
             for shift in [0, 1, 13] {
-                let from: Vec<u8> = (0..len + shift).map(|i| u8::try_from(i * 31 % 251).unwrap()).collect();
+                let from: Vec<u8> =
+                    (0..len + shift).map(|i| u8::try_from(i * 31 % 251).unwrap()).collect();
                 let mut to = vec![0xEE_u8; len + 2 * shift + 1];
                 // SAFETY:
                 // * Both ranges lie inside their vectors.

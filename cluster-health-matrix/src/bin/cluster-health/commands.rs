@@ -60,7 +60,7 @@ fn h2d(args: &H2dSweepArgs) -> Result<Done> {
     let plan = args.h2d.plan(&args.common, &machine)?;
     let membership = Membership::find(args.common.ranks, &machine, args.common.timeout()?)?;
     if let Some(group) = membership.follower() {
-        eprintln!("rank {} has nothing to do: rank 0 measures H2D", group.rank());
+        log!("rank {} has nothing to do: rank 0 measures H2D", group.rank());
         return Ok(Done::Clean);
     }
     record_run("h2d", &machine, &PlanRecord::of_h2d(plan), membership, Vec::new(), &args.folder)
@@ -197,7 +197,7 @@ fn record_run(
         announce(machine, plan, &notes, &args.out);
     }
     let mut terminal = Terminal::new(args.output.quiet, cancel.clone());
-    let options = args.record_options();
+    let options = args.record_options()?;
     let mut ranks = || membership.lead();
     let result =
         record(command, machine, plan, &mut ranks, notes, &args.out, &options, &mut terminal);
@@ -205,11 +205,11 @@ fn record_run(
     let report = result?;
     if !args.output.quiet {
         for note in &report.manifest.notes {
-            eprintln!("note: {note}");
+            log!("note: {note}");
         }
     }
     if report.manifest.status == RunStatus::Interrupted {
-        eprintln!("interrupted; what was measured is in {}, --resume goes on", args.out.display());
+        log!("interrupted; what was measured is in {}, --resume goes on", args.out.display());
     }
     if report.manifest.points.measured == 0 && report.manifest.status == RunStatus::Complete {
         return Err(nothing_measured(&report));
@@ -224,18 +224,18 @@ fn record_run(
 
 fn announce(machine: &Machine, plan: &PlanRecord, notes: &[String], out: &Path) {
     for note in notes {
-        eprintln!("note: {note}");
+        log!("note: {note}");
     }
     if let Some(plan) = &plan.h2d {
         let cost = plan.cost(machine, assumed_rate(machine, plan.largest()));
-        eprintln!("{}; results in {}", describe(plan, &cost), out.display());
+        log!("{}; results in {}", describe(plan, &cost), out.display());
     }
     if let Some(plan) = &plan.core_pair {
         let cost = plan.cost(machine, assumed_pair_rate(machine, plan));
-        eprintln!("{}; results in {}", describe_pairs(plan, &cost), out.display());
+        log!("{}; results in {}", describe_pairs(plan, &cost), out.display());
     }
     for reason in Environment::of(machine).disturbances(machine.topology().online().len()) {
-        eprintln!("warning: the node is not quiet: {reason}");
+        log!("warning: the node is not quiet: {reason}");
     }
     let h2d = plan
         .h2d
@@ -245,7 +245,7 @@ fn announce(machine: &Machine, plan: &PlanRecord, notes: &[String], out: &Path) 
         plan.unusable_rank0_cpus.values().chain(plan.unusable_rank1_cpus.values())
     });
     for reason in h2d.chain(pairs) {
-        eprintln!("warning: {reason}; its points will be skipped");
+        log!("warning: {reason}; its points will be skipped");
     }
 }
 
@@ -530,7 +530,7 @@ fn report(args: &ReportArgs) -> Result<Done> {
     let _lock = FolderLock::take(&args.dir)?;
     let mut report = Report::read(&args.dir)?;
     for line in &report.bad_lines {
-        eprintln!("warning: {}, {line}", args.dir.join("samples.jsonl").display());
+        log!("warning: {}, {line}", args.dir.join("samples.jsonl").display());
     }
     report.write(&args.dir, &args.palette.options())?;
     show(&report, &args.dir, args.output.json);
@@ -557,7 +557,7 @@ fn import(args: &ImportArgs) -> Result<Done> {
     let imported = read(&request)?;
     if !args.output.quiet {
         for note in &imported.notes {
-            eprintln!("note: {note}");
+            log!("note: {note}");
         }
     }
     let mode = if args.force { OpenMode::Force } else { OpenMode::New };
@@ -602,7 +602,7 @@ fn export_older(args: &ExportArgs) -> Result<Done> {
     let notes = export(&args.out, &samples, &meta, affinity.as_ref())?;
     if !args.output.quiet {
         for note in &notes {
-            eprintln!("note: {note}");
+            log!("note: {note}");
         }
     }
     if args.output.json {
