@@ -316,7 +316,12 @@ pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
         bytes: slice.bytes,
         load: slice.load.to_owned(),
         rate: if slice.sweep.is_pair() { "per_rank" } else { slice.sweep.as_str() }.to_owned(),
-        memory: if slice.pageable { "pageable" } else { "page_locked" }.to_owned(),
+        memory: match (slice.sweep.is_pair(), slice.pageable) {
+            (true, _) => "device",
+            (false, true) => "pageable",
+            (false, false) => "page_locked",
+        }
+        .to_owned(),
         count: rates.len() as u64,
         min: q(0.0),
         p10: q(0.1),

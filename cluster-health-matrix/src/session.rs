@@ -1,5 +1,8 @@
 //! A sweep recorded into a result folder: manifest, log, resume, outputs.
 
+#[cfg(test)]
+mod tests;
+
 use std::path::Path;
 use std::time::Instant;
 
