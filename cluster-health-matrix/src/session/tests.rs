@@ -55,7 +55,7 @@ fn count(samples: &[Sample], sweep: Sweep) -> usize {
 }
 
 /// Where, what and how often, without the times of an interrupted machine.
-fn places(samples: &[Sample]) -> Vec<(u64, Sweep, Option<(u32, u32)>, ByteSize, u32, bool)> {
+fn places(samples: &[Sample]) -> Vec<impl PartialEq + std::fmt::Debug + use<>> {
     samples.iter().map(|s| (s.seq, s.sweep, s.cell(), s.bytes, s.block, s.sentinel)).collect()
 }
 
