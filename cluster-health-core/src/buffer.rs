@@ -349,6 +349,23 @@ impl DeviceBuffer {
         unsafe { self.device.driver().write_tags(RawSide::Device(&self.raw), pattern) }
     }
 
+    /// True when the buffer holds the pattern from `offset` on.
+    ///
+    /// # Errors
+    /// When the pattern reaches past the buffer or the device refuses.
+    pub fn check_tags_at(&self, offset: usize, pattern: &TagPattern) -> Result<bool> {
+        pattern.fits(self.raw.len.saturating_sub(offset))?;
+        self.pending.settle_for(Access::Read)?;
+        let part = RawDevice {
+            address: self.raw.address.wrapping_add(offset),
+            len: self.raw.len.saturating_sub(offset),
+            handle: self.raw.handle,
+        };
+        // SAFETY:
+        // * Alive, idle (settled), long enough from the offset on (checked).
+        unsafe { self.device.driver().check_tags(RawSide::Device(&part), pattern) }
+    }
+
     /// True when the buffer holds the pattern.
     ///
     /// # Errors

@@ -291,3 +291,171 @@ fn student_95(degrees: usize) -> f64 {
 fn to_f64(value: u64) -> f64 {
     value as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use cluster_health_core::{CpuId, DeviceId};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::samples::Phase;
+
+    const SIZE: ByteSize = ByteSize(1000);
+
+    /// CPUs 0 to 3 and devices 0 and 1, one size.
+    fn empty() -> Estimates {
+        let axis = |name, ids: &[u32]| Axis::new(name, ids.to_vec(), Vec::new());
+        let (rows, columns) = (axis("cpu", &[0, 1, 2, 3]), axis("device", &[0, 1]));
+        Estimates::new(Sweep::H2d, "idle", vec![SIZE], rows, columns)
+    }
+
+    /// A visit that took these times; 1,000 bytes in t ns are 1000 ÷ t GB/s.
+    fn visit(cell: (u32, u32), block: u32, times: &[u64]) -> Sample {
+        let mut sample = Sample::new(0, Sweep::H2d, SIZE);
+        (sample.cpu, sample.device) = (Some(CpuId(cell.0)), Some(DeviceId(cell.1)));
+        sample.block = block;
+        sample.iter_ns = times.to_vec();
+        sample
+    }
+
+    fn close(a: f64, b: f64) -> bool {
+        (a - b).abs() <= 1e-12 * b.abs()
+    }
+
+    #[test]
+    fn a_cell_is_the_median_over_blocks_of_the_median_iteration() {
+        let mut estimates = empty();
+        // Medians 200, 400, 100: rates 5, 2.5, 10.
+        for (block, times) in [(0, [100, 200, 900]), (1, [400, 400, 1]), (2, [100, 90, 5000])] {
+            estimates.add(&visit((2, 1), block, &times));
+        }
+        let (matrix, dropped) = estimates.finish();
+        assert!(close(matrix.gbps[[0, 2, 1]], 5.0));
+        assert_eq!((dropped, matrix.status[[0, 2, 1]]), (0, CellStatus::Measured));
+        // Deviations 0, 2.5, 5 of the median 5; for three values the factor is 1.4826 × 1.495.
+        assert!(close(matrix.spread[[0, 2, 1]], 1.4826 * 1.495 * 0.5));
+        assert!(matrix.gbps[[0, 0, 0]].is_nan());
+        assert_eq!(matrix.status[[0, 0, 0]], CellStatus::NotVisited);
+    }
+
+    #[test]
+    fn visits_that_are_no_first_class_ones_are_ignored() {
+        let mut estimates = empty();
+        let mut add = |change: fn(&mut Sample)| {
+            let mut sample = visit((0, 0), 0, &[100]);
+            change(&mut sample);
+            estimates.add(&sample);
+        };
+        add(|sample| sample.sentinel = true);
+        add(|sample| sample.phase = Phase::Probe);
+        add(|sample| sample.phase = Phase::Confirm);
+        add(|sample| sample.cpu = Some(CpuId(9)));
+        add(|sample| sample.device = None);
+        add(|sample| sample.bytes = ByteSize(999));
+        let (matrix, _) = estimates.finish();
+        assert!(matrix.status.iter().all(|status| *status == CellStatus::NotVisited));
+    }
+
+    #[test]
+    fn one_measured_block_is_enough_and_the_strongest_reason_is_kept_otherwise() {
+        let mut estimates = empty();
+        for (cell, statuses) in [
+            ((0, 0), [PointStatus::Failed, PointStatus::Measured]),
+            ((1, 0), [PointStatus::Skipped, PointStatus::Failed]),
+            ((2, 0), [PointStatus::Skipped, PointStatus::Skipped]),
+            ((3, 0), [PointStatus::Implausible, PointStatus::Failed]),
+        ] {
+            for (block, status) in (0..).zip(statuses) {
+                let mut sample = visit(cell, block, &[100]);
+                sample.status = status;
+                estimates.add(&sample);
+            }
+        }
+        let (matrix, _) = estimates.finish();
+        let found: Vec<CellStatus> = (0..4).map(|row| matrix.status[[0, row, 0]]).collect();
+        let wanted = [
+            CellStatus::Measured,
+            CellStatus::Failed,
+            CellStatus::Skipped,
+            CellStatus::Implausible,
+        ];
+        assert_eq!(found, wanted);
+        assert_eq!(matrix.gbps.iter().filter(|rate| rate.is_finite()).count(), 1);
+    }
+
+    #[test]
+    fn f17_rates_beyond_twice_the_99th_percentile_are_dropped() {
+        let mut estimates = empty();
+        for block in 0..2 {
+            for cpu in 0..4 {
+                for device in 0..2 {
+                    let fast = (cpu, device, block) == (3, 1, 0);
+                    estimates.add(&visit((cpu, device), block, &[if fast { 1 } else { 100 }]));
+                }
+            }
+        }
+        let (matrix, dropped) = estimates.finish();
+        assert_eq!(dropped, 1);
+        assert_eq!(matrix.status[[0, 3, 1]], CellStatus::Measured, "its other block counts");
+        assert!(matrix.gbps.iter().all(|rate| close(*rate, 10.0)));
+    }
+
+    #[test]
+    fn only_the_fastest_hundredth_is_under_suspicion() {
+        let limit = |slow: usize, fast: usize| {
+            let mut values = [vec![1.0; slow], vec![50.0; fast]].concat();
+            implausible_above(&mut values)
+        };
+        assert!(close(limit(99, 1), 2.0));
+        assert!(close(limit(198, 2), 2.0));
+        // A healthy minority, and too few values to compare.
+        assert!(close(limit(90, 10), 100.0));
+        assert!(limit(8, 1) > 1e4 && limit(0, 0) > 1e4);
+        // No memory is that fast, whatever the others say.
+        assert!(implausible_above(&mut [263_172.0; 20]) < 263_172.0);
+    }
+
+    /// By hand: 9, 10, 11 have the standard deviation 1; 4.303 × √(π ÷ 2 ÷ 3) ÷ 10.
+    #[test]
+    fn intervals_come_from_between_blocks() {
+        let half = half_width(&mut [11.0, 9.0, 10.0]).unwrap();
+        assert!(close(half, 4.303 * (std::f64::consts::PI / 6.0).sqrt() / 10.0));
+        assert_eq!(half_width(&mut [1.0]), None);
+
+        let mut estimates = empty();
+        for block in 0..3 {
+            // Iterations inside a point vary as much, which says nothing.
+            estimates.add(&visit((0, 0), block, &[50, 100, 900]));
+            estimates.add(&visit((1, 0), block, &[100 + 20 * u64::from(block)]));
+        }
+        estimates.add(&visit((2, 0), 0, &[100]));
+        let wanted = [(SIZE, 1, 0), (SIZE, 2, 0)];
+        assert_eq!(estimates.wider_than(0.1), wanted.into());
+        assert_eq!(estimates.wider_than(0.9), [wanted[1]].into(), "one block has no interval");
+    }
+
+    proptest! {
+        /// The order of the samples decides nothing, down to the last bit.
+        #[test]
+        fn f20_estimates_do_not_depend_on_the_order_of_the_samples(
+            samples in prop::collection::vec(
+                ((0_u32..4, 0_u32..2), 0_u32..4, prop::collection::vec(1_u64..1000, 1..4)), 1..60,
+            ),
+            seed in any::<u64>(),
+        ) {
+            let mut shuffled = samples.clone();
+            crate::schedule::Random::new(seed).shuffle(&mut shuffled);
+            let matrix = |samples: &[((u32, u32), u32, Vec<u64>)]| {
+                let mut estimates = empty();
+                for (cell, block, times) in samples {
+                    estimates.add(&visit(*cell, *block, times));
+                }
+                let (matrix, dropped) = estimates.finish();
+                let bits: Vec<u64> =
+                    matrix.gbps.iter().chain(&matrix.spread).map(|x| x.to_bits()).collect();
+                (bits, matrix.status, dropped)
+            };
+            prop_assert_eq!(matrix(&samples), matrix(&shuffled));
+        }
+    }
+}

@@ -626,3 +626,134 @@ fn require_list<T: std::hash::Hash + Eq + std::fmt::Display>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use cluster_health_core::backend::synthetic::Scenario;
+
+    use super::*;
+
+    fn machine(more: &str) -> Machine {
+        let text = format!("[machine]\ncpus = 16\nsmt = 2\nnuma_nodes = 2\ndevices = 4\n{more}");
+        Machine::synthetic(Scenario::parse(&text, "test").unwrap()).unwrap()
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_contract() {
+        let machine = machine("offline = \"3\"\n");
+        let plan = H2dPlan::builder().build(&machine).unwrap();
+        assert_eq!((plan.cpus.len(), plan.devices.len(), plan.cells()), (15, 4, 60));
+        assert_eq!(plan.sizes, [16, 64, 256].map(ByteSize::mib));
+        assert_eq!((plan.iters, plan.warmup, plan.repeats, plan.ci), (3, None, 3, None));
+        assert_eq!((plan.order, plan.seed), (Order::Blocks, 1));
+        assert_eq!((plan.arena, plan.check), (ArenaPolicy::Node, CheckPolicy::Tags));
+        assert_eq!(plan.timeout(), Duration::from_secs(30));
+        assert!(plan.unusable_cpus.is_empty() && plan.has_probes());
+    }
+
+    #[test]
+    fn lists_keep_their_order_and_sizes_ascend() {
+        let builder = H2dPlan::builder().cpus([5, 0, 9]).devices([3, 1]);
+        let sizes = [ByteSize::mib(4), ByteSize::kib(64)];
+        let plan = builder.sizes(sizes).build(&machine("")).unwrap();
+        assert_eq!(plan.cpus, [5, 0, 9].map(CpuId));
+        assert_eq!(plan.devices, [3, 1].map(DeviceId));
+        assert_eq!(plan.sizes, [ByteSize::kib(64), ByteSize::mib(4)]);
+        assert_eq!(plan.largest(), ByteSize::mib(4));
+        assert!(!plan.has_probes(), "a size is as small as the probes");
+    }
+
+    #[test]
+    fn unusable_cpus_of_a_list_stay_with_their_reason() {
+        let machine = machine("offline = \"3\"\nrefuse_bind = \"5\"\n");
+        let plan = H2dPlan::builder().cpus([3, 4, 5]).build(&machine).unwrap();
+        let reasons: Vec<_> = plan.unusable_cpus.iter().map(|(cpu, why)| (cpu.0, why)).collect();
+        assert_eq!(reasons.len(), 2);
+        assert!(reasons[0].0 == 3 && reasons[0].1.contains("offline"), "{reasons:?}");
+        assert!(reasons[1].0 == 5 && reasons[1].1.contains("EPERM"), "{reasons:?}");
+        // Memory is touched by a CPU of the plan that can be bound.
+        let nodes: Vec<_> = plan.nodes(&machine).into_iter().collect();
+        assert_eq!(nodes, [(Some(NodeId(0)), vec![CpuId(4)])]);
+    }
+
+    #[test]
+    fn what_cannot_be_is_named_as_the_command_line_names_it() {
+        let machine = machine("offline = \"3\"\n");
+        let build = |change: fn(H2dPlanBuilder) -> H2dPlanBuilder| {
+            let error = change(H2dPlan::builder()).build(&machine).unwrap_err();
+            assert!(error.is_usage(), "{error}");
+            error.to_string()
+        };
+        for (message, parts) in [
+            (build(|b| b.cpus([1, 16])), ["--cpus", "CPU 16"]),
+            (build(|b| b.cpus([1, 2, 1])), ["--cpus", "element 3 (1)"]),
+            (build(|b| b.cpus([])), ["--cpus", "empty"]),
+            (build(|b| b.cpus([3])), ["--cpus", "offline"]),
+            (build(|b| b.devices([4])), ["--devices", "device 4"]),
+            (build(|b| b.devices([2, 2])), ["--devices", "element 2 (2)"]),
+            (build(|b| b.sizes([])), ["--sizes", "empty"]),
+            (build(|b| b.sizes([ByteSize(0)])), ["--sizes", "0 bytes"]),
+            (build(|b| b.sizes([ByteSize(u64::MAX)])), ["--sizes", "any memory"]),
+            (build(|b| b.iters(0)), ["--iters", "one"]),
+            (build(|b| b.warmup(Some(1_000_001))), ["--warmup", "1000000"]),
+            (build(|b| b.repeats(0)), ["--repeats", "1"]),
+            (build(|b| b.ci(Some(f64::NAN))), ["--ci", "0"]),
+            (build(|b| b.ci(Some(1.0))), ["--ci", "1"]),
+            (build(|b| b.timeout(Duration::ZERO)), ["--timeout", "above 0"]),
+            (build(|b| b.timeout(Duration::MAX)), ["--timeout", "large"]),
+        ] {
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        }
+    }
+
+    /// 2 blocks × 16 CPUs × 4 devices × (1 + 3) MiB × (2 iterations + 1 warm-up).
+    #[test]
+    fn the_cost_is_points_bytes_and_memory() {
+        let machine = machine("touch_gbps = 4\n");
+        let builder = H2dPlan::builder().sizes([1, 3].map(ByteSize::mib)).iters(2).repeats(2);
+        let rate = Bandwidth::gb_per_second(50.0);
+        let cost = builder.clone().build(&machine).unwrap().cost(&machine, rate);
+        assert_eq!(cost.points, 2 * 16 * 4 * 2);
+        assert_eq!(cost.bytes, ByteSize::mib(2 * 16 * 4 * 4 * 3));
+        assert_eq!(cost.host_memory, ByteSize::mib(2 * 2 * 3));
+        assert_eq!(cost.device_memory, ByteSize::mib(4 * 3));
+        let setup = 12.0 * 1_048_576.0 / 4e9;
+        assert!((cost.setup_seconds / setup - 1.0).abs() < 1e-9);
+
+        let own = builder.arena(ArenaPolicy::Core).build(&machine).unwrap().cost(&machine, rate);
+        assert_eq!(own.host_memory, ByteSize::mib(3));
+        // Every core touches its arena in every block.
+        let touches = 2.0 * 16.0 * 3.0 * 1_048_576.0 / 4e9;
+        assert!(((own.seconds - cost.seconds) / touches - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_cost_of_the_impossible_saturates() {
+        let machine = machine("");
+        let mut plan = H2dPlan::builder().repeats(10_000).build(&machine).unwrap();
+        plan.sizes.push(ByteSize(u64::MAX));
+        let cost = plan.cost(&machine, Bandwidth::gb_per_second(1.0));
+        assert_eq!((cost.bytes, cost.host_memory), (ByteSize(u64::MAX), ByteSize(u64::MAX)));
+    }
+
+    /// Published values of the upper tail of the standard normal.
+    #[test]
+    fn normal_tails_are_the_published_ones() {
+        for (p, z) in [(0.25, 0.674_490), (0.05, 1.644_854), (0.025, 1.959_964), (1e-6, 4.753_424)]
+        {
+            assert!((normal_tail(p) - z).abs() < 4.5e-4, "{p}");
+        }
+    }
+
+    #[test]
+    fn a_plan_is_the_same_after_json() {
+        let plan = H2dPlan::builder()
+            .ci(Some(0.02))
+            .expect(Some(Bandwidth::gb_per_second(58.5)))
+            .cpus([3, 4])
+            .build(&machine("offline = \"3\"\n"))
+            .unwrap();
+        let text = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<H2dPlan>(&text).unwrap(), plan);
+    }
+}

@@ -402,3 +402,106 @@ fn environment_table(manifest: &Manifest) -> crate::output::xlsx::Table {
     }
     Table::new("Environment", &["key", "value"], rows)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use cluster_health_core::{ByteSize, CpuId, DeviceId};
+
+    use super::*;
+    use crate::run::{ImportPlan, MANIFEST, PlanRecord, SAMPLES};
+    use crate::samples::{Pinned, PointStatus};
+
+    /// A folder of 2 CPUs × 2 devices with this log.
+    fn folder(samples: &[Sample]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let plan: ImportPlan = serde_json::from_value(serde_json::json!({
+            "format": "csv", "sweep": "h2d", "sources": [], "scan_order_assumed": false,
+            "rows": [4, 2], "columns": [0, 1], "sizes": [1000], "device_pair": null,
+        }))
+        .unwrap();
+        let plan = PlanRecord { import: Some(plan), ..PlanRecord::default() };
+        let manifest = Manifest::empty("import", plan, "blocks".to_owned());
+        write_json(&dir.path().join(MANIFEST), &manifest).unwrap();
+        let lines: String =
+            samples.iter().map(|sample| serde_json::to_string(sample).unwrap() + "\n").collect();
+        fs::write(dir.path().join(SAMPLES), lines).unwrap();
+        dir
+    }
+
+    fn sample(cpu: u32, device: u32, time: u64) -> Sample {
+        let mut sample = Sample::new(0, Sweep::H2d, ByteSize(1000));
+        (sample.cpu, sample.device) = (Some(CpuId(cpu)), Some(DeviceId(device)));
+        sample.iter_ns = vec![time];
+        sample
+    }
+
+    #[test]
+    fn pageable_and_page_locked_results_never_meet() {
+        let held = |pinned, time| {
+            let mut sample = sample(2, 1, time);
+            sample.pinned = Some(pinned);
+            sample
+        };
+        let dir = folder(&[
+            held(Pinned::Pinned, 100),
+            held(Pinned::Registered, 100),
+            held(Pinned::Pageable, 400),
+        ]);
+        let report = Report::read(dir.path()).unwrap();
+        let rows = report.manifest.summary.iter();
+        let rows: Vec<String> =
+            rows.map(|row| format!("{} {} {:.3}", row.memory, row.count, row.median)).collect();
+        assert_eq!(rows, ["page_locked 1 10.000", "pageable 1 2.500"]);
+        let stems: Vec<String> =
+            report.matrices.iter().flat_map(Matrix::slices).map(|slice| slice.stem()).collect();
+        assert_eq!(stems, ["h2d-1000B", "h2d-1000B-pageable"]);
+    }
+
+    #[test]
+    fn reasons_are_counted_and_damaged_lines_told() {
+        let mut skipped = sample(4, 0, 1);
+        (skipped.status, skipped.reason) = (PointStatus::Skipped, Some("offline".to_owned()));
+        skipped.iter_ns.clear();
+        let mut unsettled = sample(2, 0, 100);
+        unsettled.settled = false;
+        let dir = folder(&[skipped.clone(), unsettled, skipped]);
+        let path = dir.path().join(SAMPLES);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text + "[]\n{\"seq\":").unwrap();
+
+        let report = Report::read(dir.path()).unwrap();
+        assert_eq!(report.reasons, [("offline".to_owned(), 2)].into());
+        assert_eq!(report.unsettled, 1);
+        let points = report.manifest.points;
+        assert_eq!((points.measured, points.skipped), (1, 2));
+        let places: Vec<&str> = report.bad_lines.iter().map(|line| &line[..7]).collect();
+        assert_eq!(places, ["line 4:", "line 5:"]);
+    }
+
+    #[test]
+    fn f17_what_is_too_fast_changes_the_counts_too() {
+        let mut samples = Vec::new();
+        for block in 0..3 {
+            for (cpu, device) in [(4, 0), (4, 1), (2, 0), (2, 1)] {
+                let mut sample = sample(cpu, device, 100);
+                sample.block = block;
+                samples.push(sample);
+            }
+        }
+        samples[7].iter_ns = vec![1];
+        let report = Report::read(folder(&samples).path()).unwrap();
+        let points = report.manifest.points;
+        assert_eq!((points.measured, points.implausible), (11, 1));
+        assert_eq!(report.manifest.summary[0].count, 4, "the other blocks measured the cell");
+        assert_eq!(report.reasons.len(), 1);
+    }
+
+    #[test]
+    fn a_folder_without_a_number_has_no_summary() {
+        let report = Report::read(folder(&[]).path()).unwrap();
+        assert!(report.manifest.summary.is_empty() && report.matrices.is_empty());
+        assert_eq!(report.manifest.points, PointCounts::default());
+    }
+}

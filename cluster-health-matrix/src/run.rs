@@ -819,3 +819,148 @@ fn first_difference(place: &str, found: &Value, wanted: &Value) -> Option<String
         _ => Some(format!("{place}: {found} then, {wanted} now")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cluster_health_core::{CpuId, DeviceId};
+    use serde_json::json;
+
+    use super::*;
+
+    fn manifest() -> Manifest {
+        Manifest::empty("h2d", PlanRecord::default(), "blocks".to_owned())
+    }
+
+    fn sample(seq: u64) -> Sample {
+        let mut sample = Sample::new(seq, Sweep::H2d, ByteSize::mib(1));
+        (sample.cpu, sample.device) = (Some(CpuId(1)), Some(DeviceId(0)));
+        sample.iter_ns = vec![10 + seq];
+        sample
+    }
+
+    fn fresh(dir: &Path) -> RunFolder {
+        match RunFolder::open(dir, OpenMode::New, &manifest()).unwrap() {
+            Opened::Fresh(folder) => folder,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn read(dir: &Path) -> Vec<Sample> {
+        SampleReader::open(dir).unwrap().collect::<Result<_>>().unwrap()
+    }
+
+    #[test]
+    fn samples_are_read_back_as_they_were_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut folder = fresh(dir.path());
+        for seq in 0..3 {
+            folder.append(&sample(seq)).unwrap();
+        }
+        assert_eq!(folder.next_seq(), 3);
+        assert_eq!(read(dir.path()), [0, 1, 2].map(sample));
+    }
+
+    #[test]
+    fn a_torn_tail_is_the_end_and_a_bad_line_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        fresh(dir.path()).append(&sample(0)).unwrap();
+        let path = dir.path().join(SAMPLES);
+        let whole = fs::read(&path).unwrap();
+
+        fs::write(&path, [&whole[..], &whole[..40]].concat()).unwrap();
+        let mut reader = SampleReader::open(dir.path()).unwrap();
+        assert_eq!(reader.next_line().unwrap().unwrap().unwrap(), sample(0));
+        assert!(reader.next_line().unwrap().unwrap().unwrap_err().torn);
+        assert_eq!(reader.end(), whole.len() as u64);
+        assert_eq!(read(dir.path()), [sample(0)]);
+
+        fs::write(&path, [&whole[..], b"{}\n", &whole[..]].concat()).unwrap();
+        let lines: Vec<Result<Sample>> = SampleReader::open(dir.path()).unwrap().collect();
+        assert_eq!(lines.len(), 3);
+        let error = lines[1].as_ref().unwrap_err().to_string();
+        assert!(error.contains("line 2") && error.contains("seq"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_is_locked_while_it_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = fresh(dir.path());
+        folder.write_manifest(&manifest()).unwrap();
+        let open = |mode| RunFolder::open(dir.path(), mode, &manifest());
+        for mode in [OpenMode::Force, OpenMode::Resume] {
+            assert_eq!(open(mode).unwrap_err().kind(), "busy");
+        }
+        assert_eq!(FolderLock::take(dir.path()).unwrap_err().kind(), "busy");
+        drop(folder);
+        let lock = FolderLock::take(dir.path()).unwrap();
+        assert_eq!(open(OpenMode::Resume).unwrap_err().kind(), "busy");
+        drop(lock);
+        assert!(open(OpenMode::Resume).is_ok());
+    }
+
+    #[test]
+    fn resuming_cuts_the_torn_tail_and_appends() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut folder = fresh(dir.path());
+        folder.write_manifest(&manifest()).unwrap();
+        folder.append(&sample(0)).unwrap();
+        folder.append(&sample(1)).unwrap();
+        drop(folder);
+        let path = dir.path().join(SAMPLES);
+        let mut text = fs::read(&path).unwrap();
+        text.extend(b"{\"seq\":2,\"t_ns\"");
+        fs::write(&path, text).unwrap();
+        match RunFolder::open(dir.path(), OpenMode::Resume, &manifest()).unwrap() {
+            Opened::Interrupted(mut folder, _) => {
+                assert_eq!(folder.next_seq(), 2);
+                folder.append(&sample(2)).unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(read(dir.path()), [0, 1, 2].map(sample));
+    }
+
+    #[test]
+    fn only_our_own_files_are_ours() {
+        let ours = "run.json run.json.tmp samples.jsonl affinity.json matrices.xlsx report.md \
+                    h2d-16MiB.csv h2d-16MiB-pageable.npy core-pair-8MiB.png";
+        let others = "run.json.bak notes.md h2d.csv h2d-16MiB.csv.gz my-h2d-16MiB.csv a.npy \
+                      samples.jsonl.old .tmp";
+        assert!(ours.split(' ').all(is_ours));
+        assert!(!others.split(' ').any(is_ours));
+    }
+
+    #[test]
+    fn the_first_difference_is_named_with_both_values() {
+        let (left, right) = (json!({"a": {"b": [1], "c": 2}}), json!({"a": {"b": [1], "c": 3}}));
+        assert_eq!(first_difference("plan", &left, &left), None);
+        let found = first_difference("plan", &left, &right).unwrap();
+        assert_eq!(found, "plan.a.c: 2 then, 3 now");
+        let found = first_difference("plan", &json!({}), &json!({"d": null, "e": 1})).unwrap();
+        assert_eq!(found, "plan.e: null then, 1 now");
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file_and_no_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.json");
+        fs::write(&path, "old").unwrap();
+        let error = write_by_rename(&path, |out| {
+            out.write_all(b"half")?;
+            Err(io::Error::other("full"))
+        });
+        assert_eq!(error.unwrap_err().to_string(), format!("writing {}: full", path.display()));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn times_are_rfc_3339() {
+        assert_eq!(unix_seconds("2026-11-30T10:20:30Z"), Some(1_796_034_030));
+        assert_eq!(unix_seconds("2026-11-30T12:20:30+02:00"), Some(1_796_034_030));
+        assert_eq!(unix_seconds("yesterday"), None);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let told = u64::try_from(unix_seconds(&utc_now()).unwrap()).unwrap();
+        assert!(told.abs_diff(now) <= 2);
+    }
+}

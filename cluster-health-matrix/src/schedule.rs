@@ -299,3 +299,144 @@ fn sentinel_cells(plan: &H2dPlan, machine: &Machine, random: &mut Random) -> Vec
     }
     cells
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use cluster_health_core::backend::synthetic::Scenario;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn machine(cpus: usize, devices: usize, nodes: usize) -> Machine {
+        let text = format!(
+            "[machine]\ncpus = {cpus}\nsmt = 1\nnuma_nodes = {nodes}\ndevices = {devices}\n"
+        );
+        Machine::synthetic(Scenario::parse(&text, "test").unwrap()).unwrap()
+    }
+
+    fn plan(machine: &Machine, seed: u64) -> H2dPlan {
+        let sizes = [ByteSize::mib(1), ByteSize::mib(4)];
+        H2dPlan::builder().sizes(sizes).seed(seed).build(machine).unwrap()
+    }
+
+    fn blocks(plan: &H2dPlan, machine: &Machine, count: usize) -> Vec<Vec<PlannedPoint>> {
+        let mut schedule = Schedule::new(plan, machine);
+        (0..count).map(|_| schedule.next_block(None)).collect()
+    }
+
+    /// The published test vector of splitmix64 for the seed 1234567.
+    #[test]
+    fn the_generator_is_splitmix64() {
+        let mut random = Random::new(1_234_567);
+        let drawn: Vec<u64> = (0..3).map(|_| random.next()).collect();
+        let wanted =
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
+        assert_eq!(drawn, wanted);
+    }
+
+    #[test]
+    fn shuffles_reach_every_order_equally_often() {
+        let mut random = Random::new(1);
+        let mut seen = BTreeMap::<[u8; 4], u32>::new();
+        for _ in 0..24_000 {
+            let mut items = [0, 1, 2, 3];
+            random.shuffle(&mut items);
+            *seen.entry(items).or_default() += 1;
+        }
+        // 1,000 each; the binomial's standard deviation is 31.
+        assert_eq!(seen.len(), 24);
+        assert!(seen.values().all(|count| (850..=1150).contains(count)), "{seen:?}");
+    }
+
+    #[test]
+    fn visits_number_the_runs_on_one_core() {
+        let machine = machine(40, 4, 4);
+        let plan = plan(&machine, 3);
+        let points: Vec<PlannedPoint> = blocks(&plan, &machine, 2).concat();
+        assert!(points.iter().any(|point| point.sentinel));
+        let mut visit = 0;
+        for (at, point) in points.iter().enumerate() {
+            assert_eq!(point.seq, at as u64);
+            let before = at.checked_sub(1).map(|at| &points[at]);
+            let starts = before.is_none_or(|before| {
+                point.sentinel
+                    || before.sentinel
+                    || before.cell.row != point.cell.row
+                    || before.block != point.block
+            });
+            if starts {
+                visit = point.seq;
+            }
+            assert_eq!(point.visit, visit, "{point:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_block_has_the_wanted_cells_and_their_probes() {
+        let machine = machine(40, 4, 4);
+        let plan = plan(&machine, 3);
+        let mut schedule = Schedule::new(&plan, &machine);
+        schedule.next_block(None);
+        let wanted = |cell: Cell, bytes: ByteSize| cell.row % 10 == 3 && bytes == ByteSize::mib(4);
+        let points = schedule.next_block(Some(&wanted));
+        let (cells, probes): (Vec<&PlannedPoint>, Vec<&PlannedPoint>) =
+            points.iter().filter(|p| !p.sentinel).partition(|p| p.phase == Phase::Blocks);
+        assert_eq!(cells.len(), 4 * 4);
+        assert!(cells.iter().all(|p| wanted(p.cell, p.bytes) && p.block == 1));
+        let rows = |points: &[&PlannedPoint]| -> BTreeSet<usize> {
+            points.iter().map(|p| p.cell.row).collect()
+        };
+        assert_eq!(rows(&probes), rows(&cells));
+    }
+
+    #[test]
+    fn small_copies_of_the_plan_are_their_own_probes() {
+        let machine = machine(8, 2, 1);
+        let sizes = [PROBE_SIZE, ByteSize::mib(1)];
+        let plan = H2dPlan::builder().sizes(sizes).build(&machine).unwrap();
+        assert_eq!(Schedule::new(&plan, &machine).block_len(), 8 * 2 * 2);
+        let points = blocks(&plan, &machine, 1).concat();
+        assert!(points.iter().all(|point| point.phase == Phase::Blocks));
+    }
+
+    proptest! {
+        #[test]
+        fn every_shape_has_complete_blocks_even_gaps_and_probes(
+            cpus in 1_usize..60, devices in 1_usize..12, seed in any::<u64>(),
+        ) {
+            let machine = machine(cpus, devices, 1 + cpus / 10);
+            let plan = plan(&machine, seed);
+            let all = blocks(&plan, &machine, 3);
+            let length = Schedule::new(&plan, &machine).block_len();
+            for (number, points) in all.iter().enumerate() {
+                let mut cells = BTreeSet::new();
+                let (mut rows, mut columns) = (BTreeSet::new(), BTreeSet::new());
+                for point in points.iter().filter(|point| !point.sentinel) {
+                    prop_assert_eq!(point.block as usize, number);
+                    if point.phase == Phase::Probe {
+                        rows.insert(point.cell.row);
+                        columns.insert(point.cell.column);
+                    } else {
+                        prop_assert!(cells.insert((point.cell, point.bytes)));
+                    }
+                }
+                prop_assert_eq!(cells.len(), cpus * devices * 2);
+                prop_assert_eq!((rows.len(), columns.len()), (cpus, devices));
+                prop_assert_eq!(points.iter().filter(|point| !point.sentinel).count(), length);
+            }
+            let mut gap = 0;
+            for point in all.concat() {
+                if point.sentinel {
+                    prop_assert!((48..=80).contains(&gap), "{}", gap);
+                    gap = 0;
+                } else {
+                    gap += 1;
+                }
+            }
+            prop_assert!(gap <= 80);
+            prop_assert_eq!(all, blocks(&plan, &machine, 3));
+        }
+    }
+}

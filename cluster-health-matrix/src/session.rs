@@ -3,11 +3,13 @@
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use cluster_health_core::Machine;
 use cluster_health_core::affinity::Census;
+use cluster_health_core::rank::RankGroup;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::observer::{Observer, Progress};
@@ -81,7 +83,11 @@ pub fn record_h2d(
     observer: &mut dyn Observer,
 ) -> Result<Report> {
     let plan = PlanRecord::of_h2d(plan.clone());
-    record(command, machine, &plan, Vec::new(), dir, options, observer)
+    record(command, machine, &plan, &mut no_ranks, Vec::new(), dir, options, observer)
+}
+
+fn no_ranks() -> Result<RankGroup> {
+    Err(Error::invalid("ranks", "this sweep needs none"))
 }
 
 /// Runs a core-pair sweep into `dir` and writes every output, see [`record`].
@@ -92,12 +98,63 @@ pub fn record_core_pair(
     command: &str,
     machine: &Machine,
     plan: &CorePairPlan,
+    ranks: StartRanks<'_>,
     dir: &Path,
     options: &RecordOptions,
     observer: &mut dyn Observer,
 ) -> Result<Report> {
     let plan = PlanRecord::of_core_pair(plan.clone());
-    record(command, machine, &plan, Vec::new(), dir, options, observer)
+    record(command, machine, &plan, ranks, Vec::new(), dir, options, observer)
+}
+
+/// Gives rank 0 its group when the pair sweep begins; never called for a synthetic machine.
+pub type StartRanks<'a> = &'a mut dyn FnMut() -> Result<RankGroup>;
+
+/// What rank 0 tells the others when the pair sweep begins.
+#[derive(Debug, Serialize, Deserialize)]
+struct Start {
+    plan: CorePairPlan,
+    first_seq: u64,
+    /// Points of the sweep that the log has already.
+    before: u64,
+    dir: PathBuf,
+}
+
+/// Takes part in the pair sweep that rank 0 records: the other rank of [`record_core_pair`] and
+/// [`record`]. `own` is what this rank was asked for; rank 0 must have been asked for the same.
+/// Waits for rank 0 as long as that lives. True when the sweep came to its end.
+///
+/// # Errors
+/// When the ranks were asked for different things, or one of them is lost or hangs.
+pub fn follow(
+    machine: &Machine,
+    own: &CorePairPlan,
+    group: &mut RankGroup,
+    observer: &mut dyn Observer,
+) -> Result<bool> {
+    let timeout = group.timeout();
+    // Rank 0 may measure other things first.
+    group.set_timeout(Duration::from_secs(7 * 24 * 3600));
+    group.all_equal("the plan", &plan_text(own)?)?;
+    let message = group.receive(0)?;
+    group.set_timeout(timeout);
+    let start: Start = serde_json::from_slice(&message)
+        .map_err(|error| Error::format("rank 0's plan", error.to_string()))?;
+    let log = if start.before > 0 { Some(SampleReader::open(&start.dir)?) } else { None };
+    let mut before = log
+        .into_iter()
+        .flatten()
+        .filter(|sample| sample.as_ref().map_or(true, |sample| sample.sweep.is_pair()))
+        .take(usize::try_from(start.before).unwrap_or(usize::MAX));
+    let mut clock = RunClock::new(0);
+    let first_seq = start.first_seq;
+    let mut course = Course { before: &mut before, clock: &mut clock, first_seq, observer };
+    Ok(core_pair_in(machine, &start.plan, Some(group), &mut course)?.end.complete)
+}
+
+/// The text that ranks compare.
+fn plan_text(plan: &CorePairPlan) -> Result<String> {
+    serde_json::to_string_pretty(plan).map_err(|error| Error::format("the plan", error.to_string()))
 }
 
 /// Runs the sweeps of `plan`, first H2D, then core pairs, into `dir` and writes every output.
@@ -108,10 +165,12 @@ pub fn record_core_pair(
 /// # Errors
 /// When the folder cannot be used (nothing is measured then), or a sweep or an output fails (what
 /// was measured before stays in the log and `--resume` goes on).
+#[allow(clippy::too_many_arguments, reason = "each is a thing of its own; most have one caller")]
 pub fn record(
     command: &str,
     machine: &Machine,
     plan: &PlanRecord,
+    ranks: StartRanks<'_>,
     notes: Vec<String>,
     dir: &Path,
     options: &RecordOptions,
@@ -138,7 +197,7 @@ pub fn record(
     let began = Instant::now();
     let mut timings = Timings::default();
     let mut found = Vec::new();
-    let result = measure(machine, plan, &mut folder, (&mut timings, &mut found), observer);
+    let result = measure(machine, plan, ranks, &mut folder, (&mut timings, &mut found), observer);
     found.retain(|note| !manifest.notes.contains(note));
     manifest.notes.append(&mut found);
 
@@ -171,16 +230,38 @@ pub fn record(
     Ok(report)
 }
 
+/// Lets the other ranks begin the pair sweep.
+fn begin(
+    group: &RankGroup,
+    plan: &CorePairPlan,
+    first_seq: u64,
+    before: u64,
+    dir: &Path,
+) -> Result<()> {
+    group.all_equal("the plan", &plan_text(plan)?)?;
+    let dir = std::path::absolute(dir).map_err(|error| Error::io("finding", dir, error))?;
+    let start = Start { plan: plan.clone(), first_seq, before, dir };
+    let message =
+        serde_json::to_vec(&start).map_err(|error| Error::format("the plan", error.to_string()))?;
+    for rank in 1..group.size() {
+        group.send(rank, &message)?;
+    }
+    Ok(())
+}
+
 /// Measures what is missing; true when nothing of the plan is left. `timings` is what the sweeps
 /// took that did not fail, `notes` what they want a reader to know.
 fn measure(
     machine: &Machine,
     plan: &PlanRecord,
+    ranks: StartRanks<'_>,
     folder: &mut RunFolder,
     (timings, notes): (&mut Timings, &mut Vec<String>),
     observer: &mut dyn Observer,
 ) -> Result<bool> {
-    let resumed = folder.next_seq() > 0;
+    let resumed_at = folder.next_seq();
+    let resumed = resumed_at > 0;
+    let dir = folder.dir().to_owned();
     let start_ns = if resumed { folder.elapsed_ns(machine)? } else { 0 };
     let mut log = if resumed { Some(SampleReader::open(folder.dir())?) } else { None };
     let mut log = log.iter_mut().flatten().peekable();
@@ -200,7 +281,17 @@ fn measure(
                 notes.append(&mut result.notes);
                 result.end
             }
-            (true, _, Some(plan)) => core_pair_in(machine, plan, &mut course)?.end,
+            (true, _, Some(plan)) => {
+                let group = match machine.synthetic_pair() {
+                    Some(_) => None,
+                    None => Some(ranks()?),
+                };
+                if let Some(group) = &group {
+                    let before = resumed_at.saturating_sub(first_seq);
+                    begin(group, plan, first_seq, before, &dir)?;
+                }
+                core_pair_in(machine, plan, group.as_ref(), &mut course)?.end
+            }
             _ => continue,
         };
         *timings += end.timings;

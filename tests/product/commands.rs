@@ -172,15 +172,13 @@ fn report_counts_what_the_log_says() {
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     // Sentinels, probes and confirmations a thousand times too slow change no matrix.
-    let mut seq = lines.len();
     for (phase, sentinel) in [("blocks", true), ("probe", false), ("confirm", false)] {
         let mut extra = lines[0].clone();
-        extra["seq"] = seq.into();
+        extra["seq"] = lines.len().into();
         extra["phase"] = phase.into();
         extra["sentinel"] = sentinel.into();
         extra["iter_ns"] = json!([300_000_000, 300_000_000, 300_000_000]);
         lines.push(extra);
-        seq += 1;
     }
     // A cell with one failed block keeps the others.
     let victim = folder.first_class().find(|p| p.block == 1).unwrap().clone();

@@ -28,7 +28,7 @@ const HEADER: usize = 16;
 const MESSAGE: u32 = 0x4348_0001;
 const DESCRIPTOR: u32 = 0x4348_0002;
 /// Bytes read at once.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 16 << 10;
 /// Longest sleep before looking again at what another thread may have read meanwhile.
 const SLICE: Duration = Duration::from_millis(50);
 

@@ -4,7 +4,7 @@
 //! all of them and lives as long as they do. It also covers a parent that is killed itself.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::stdio::dup2_stdout;
 
 use super::channel::lock;
 use crate::error::{Error, Result};
@@ -164,6 +165,9 @@ fn spawn(mut command: Command, rows: Rows, started: &mpsc::Sender<io::Result<Chi
             for socket in rows[current.load(Ordering::Relaxed)].iter().flatten() {
                 fcntl_setfd(socket, FdFlags::empty())?;
             }
+            // The standard output belongs to the parent's results; without a standard error it
+            // stays empty.
+            let _closed = dup2_stdout(io::stderr());
             Ok(())
         }
     };
@@ -172,10 +176,7 @@ fn spawn(mut command: Command, rows: Rows, started: &mpsc::Sender<io::Result<Chi
     //   memory that nobody changes: no allocation, no lock, no destructor;
     // - it changes the descriptor flags of the child only, whose table is a copy.
     unsafe { command.pre_exec(hook) };
-    // The standard output belongs to the parent's results.
-    let output =
-        io::stderr().as_fd().try_clone_to_owned().map_or_else(|_| Stdio::null(), Into::into);
-    command.stdin(Stdio::null()).stdout(output);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
     for rank in 1..size {
         current.store(rank, Ordering::Relaxed);
         let child =

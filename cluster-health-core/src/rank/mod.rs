@@ -141,7 +141,7 @@ impl RankGroup {
     /// Makes this process rank 0 and starts ranks 1 to `size` − 1 as its children with `command`,
     /// which must come to call [`RankGroup::from_parent`] within `timeout`.
     ///
-    /// The children's standard input is empty and their standard output goes to the standard
+    /// The children's standard input is empty and their standard output goes to their standard
     /// error, because the output belongs to this process. They start with the CPU mask of the
     /// calling thread. They end when this process ends, however it ends.
     ///

@@ -459,14 +459,27 @@ struct Folder {
 /// Removes the folders when the last rank is done with them; those in use stay.
 struct Paths {
     user: PathBuf,
-    job: PathBuf,
+    /// The name of the job's folder in that of the user.
+    job: String,
+    /// Ranks that may have been killed and left their sockets; 0 once all have met.
+    suspects: u32,
 }
 
 impl Drop for Paths {
     fn drop(&mut self) {
-        if std::fs::remove_dir(&self.job).is_ok() {
-            drop(std::fs::remove_dir(&self.user));
+        let Ok(user) = open_folder(CWD, &self.user) else { return };
+        if private(&user, &self.user).is_err() {
+            return;
         }
+        if let Ok(job) = open_folder(&user, Path::new(&self.job)) {
+            let folder = Folder { job };
+            for rank in 0..self.suspects {
+                let _in_use = folder.locked(|| folder.remove_dead(rank));
+            }
+        }
+        // Both fail while somebody else is in there.
+        let _in_use = unlinkat(&user, &self.job, AtFlags::REMOVEDIR);
+        let _in_use = unlinkat(CWD, &self.user, AtFlags::REMOVEDIR);
     }
 }
 
@@ -482,7 +495,9 @@ impl Paths {
         for base in &environment.folders {
             let user = base.join(&name);
             match mkdirat(CWD, &user, Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => return Ok(Self { job: user.join(&job), user }),
+                Ok(()) | Err(Errno::EXIST) => {
+                    return Ok(Self { user, job, suspects: environment.size });
+                }
                 Err(errno) => tried.push(format!("{}: {errno}", base.display())),
             }
         }
@@ -500,36 +515,50 @@ impl Paths {
         let mut errno = Errno::NOENT;
         // A rank that is done may remove a folder between two of these calls.
         for _ in 0..100 {
-            match (make(&self.user), make(&self.job)) {
-                (Ok(user), Ok(job)) => {
-                    private(&user, &self.user)?;
-                    private(&job, &self.job)?;
+            let opened = make(CWD, &self.user).and_then(|user| {
+                Ok(match private(&user, &self.user) {
+                    Ok(()) => Ok(make(&user, Path::new(&self.job))?),
+                    Err(error) => Err(error),
+                })
+            });
+            match opened {
+                Ok(job) => {
+                    let job = job?;
+                    private(&job, &self.folder())?;
                     return Ok(Folder { job });
                 }
-                (Err(Errno::NOENT), _) | (_, Err(Errno::NOENT)) => {}
-                (Err(other), _) | (_, Err(other)) => {
+                Err(Errno::NOENT) => {}
+                Err(other) => {
                     errno = other;
                     break;
                 }
             }
         }
-        let context = format!("opening the ranks' folder {}", self.job.display());
+        let context = format!("opening the ranks' folder {}", self.folder().display());
         Err(Error::system("openat", errno.raw_os_error(), context)
             .with_advice("remove what is in the way, a symbolic link for example"))
     }
 
+    fn folder(&self) -> PathBuf {
+        self.user.join(&self.job)
+    }
+
     fn socket(&self, rank: u32) -> String {
-        self.job.join(socket_name(rank)).display().to_string()
+        self.folder().join(socket_name(rank)).display().to_string()
     }
 }
 
-fn make(path: &Path) -> Result<OwnedFd, Errno> {
-    match mkdirat(CWD, path, Mode::RWXU) {
+fn make(parent: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    match mkdirat(&parent, path, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(errno),
     }
+    open_folder(parent, path)
+}
+
+fn open_folder(parent: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(CWD, path, flags, Mode::empty())
+    openat(parent, path, flags, Mode::empty())
 }
 
 /// Refuses a folder that others could have put there or can change.
@@ -567,6 +596,26 @@ impl Folder {
         let socket = unix_socket()?;
         connect(&socket, &self.address(rank)?)?;
         Ok(socket)
+    }
+
+    /// Makes one step of several, among all ranks; `AGAIN` while another is in such a step.
+    fn locked<T>(&self, step: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+        // Where the file system has no locks, ranks that start at the same instant may fail.
+        if flock(&self.job, FlockOperation::NonBlockingLockExclusive) == Err(Errno::AGAIN) {
+            return Err(Errno::AGAIN);
+        }
+        let done = step();
+        let _unlocked = flock(&self.job, FlockOperation::Unlock);
+        done
+    }
+
+    /// Removes a socket that nobody listens at; only when locked, because a new one does not
+    /// listen at first either.
+    fn remove_dead(&self, rank: u32) -> Result<(), Errno> {
+        match self.connect(rank) {
+            Err(Errno::CONNREFUSED) => unlinkat(&self.job, socket_name(rank), AtFlags::empty()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -618,29 +667,21 @@ impl Listening {
 
     /// A listening socket with this rank's name; `None` where to try again later.
     fn bind(folder: &Folder, rank: u32) -> Result<Option<OwnedFd>, Errno> {
-        // Looking whether a socket is dead and replacing it is one step. Where the file system
-        // has no locks, only the luck of two simultaneous first ranks is lost.
-        if flock(&folder.job, FlockOperation::NonBlockingLockExclusive) == Err(Errno::AGAIN) {
-            return Ok(None);
-        }
-        let bound = Self::bind_locked(folder, rank);
-        let _unlocked = flock(&folder.job, FlockOperation::Unlock);
-        bound
-    }
-
-    fn bind_locked(folder: &Folder, rank: u32) -> Result<Option<OwnedFd>, Errno> {
         let address = folder.address(rank)?;
-        if matches!(folder.connect(rank), Err(Errno::CONNREFUSED)) {
-            unlinkat(&folder.job, socket_name(rank), AtFlags::empty())?;
+        let bound = folder.locked(|| {
+            folder.remove_dead(rank)?;
+            let socket = unix_socket()?;
+            bind(&socket, &address)?;
+            listen(&socket, BACKLOG)?;
+            Ok(socket)
+        });
+        match bound {
+            Ok(socket) => Ok(Some(socket)),
+            // The name is taken, somebody else has the lock, or the folder was removed by a rank
+            // that is done.
+            Err(Errno::ADDRINUSE | Errno::AGAIN | Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
         }
-        let socket = unix_socket()?;
-        match bind(&socket, &address) {
-            // The folder was removed by a rank that is done.
-            Err(Errno::ADDRINUSE | Errno::NOENT) => return Ok(None),
-            done => done?,
-        }
-        listen(&socket, BACKLOG)?;
-        Ok(Some(socket))
     }
 }
 
@@ -649,7 +690,7 @@ fn meet_locally(
     timeout: Duration,
 ) -> Result<BTreeMap<u32, OwnedFd>> {
     let &RankEnvironment { rank, size, .. } = environment;
-    let paths = Paths::choose(environment)?;
+    let mut paths = Paths::choose(environment)?;
     let mut handshake =
         Handshake::new(environment, environment.job.as_bytes(), true, paths.socket(rank), timeout);
     // The highest rank waits for nobody.
@@ -671,6 +712,7 @@ fn meet_locally(
     }
     // Sockets first, then the folders.
     drop(listening);
+    paths.suspects = 0;
     Ok(found)
 }
 

@@ -41,9 +41,15 @@ impl Observer for Stop {
     }
 }
 
+/// A synthetic machine has both ranks in itself.
+fn no_group() -> Result<RankGroup> {
+    Err(Error::invalid("ranks", "nobody should ask for them"))
+}
+
 fn run(plan: &PlanRecord, more: &str, dir: &Path, observer: &mut dyn Observer) -> Result<Report> {
     let options = RecordOptions::default().with_mode(OpenMode::Resume);
-    record("all", &machine(more), plan, vec!["a note".to_owned()], dir, &options, observer)
+    let notes = vec!["a note".to_owned()];
+    record("all", &machine(more), plan, &mut no_group, notes, dir, &options, observer)
 }
 
 fn samples(dir: &Path) -> Vec<Sample> {
@@ -186,8 +192,16 @@ fn pairs_are_shown_by_what_their_cpus_share() {
     let machine = machine(quiet);
     let plan = pairs().device_pair([2, 0]).build(&machine).unwrap();
     let options = RecordOptions::default();
-    let report =
-        record_core_pair("core-pair", &machine, &plan, folder.path(), &options, &mut ()).unwrap();
+    let report = record_core_pair(
+        "core-pair",
+        &machine,
+        &plan,
+        &mut no_group,
+        folder.path(),
+        &options,
+        &mut (),
+    )
+    .unwrap();
     assert_eq!(report.manifest.plan.core_pair.as_ref(), Some(&plan));
     let text = fs::read_to_string(folder.path().join("report.md")).unwrap();
     // Half of the CPUs are 10 % slower as rank 1, so that the median of any group is 0.95 of its

@@ -89,6 +89,9 @@ pub(super) trait Points {
     /// Measures one point into a reused sample. An error ends the sweep.
     fn measure(&mut self, point: &PlannedPoint, clock: &mut RunClock) -> Result<&Sample>;
 
+    /// The sweep ends before its last point because this side was asked to.
+    fn stop(&mut self) {}
+
     fn accounts(&self) -> &Accounts;
 
     fn now_ns(&self) -> u64;
@@ -135,18 +138,27 @@ pub(super) fn drive<P: Points>(
                 estimates.add(&sample);
                 continue;
             }
-            if observer.is_cancelled() {
-                end.timings = points.accounts().timings();
-                return Ok(end);
-            }
             if !prepared {
                 points.prepare()?;
                 prepared = true;
             }
+            if observer.is_cancelled() {
+                points.stop();
+                end.timings = points.accounts().timings();
+                return Ok(end);
+            }
             if points.may_pause(&point) {
                 observer.between_visits(&progress(points, clock, point.seq, total));
             }
-            let sample = points.measure(&point, clock)?;
+            let sample = match points.measure(&point, clock) {
+                Ok(sample) => sample,
+                // Another rank was asked to end.
+                Err(Error::Cancelled) => {
+                    end.timings = points.accounts().timings();
+                    return Ok(end);
+                }
+                Err(error) => return Err(error),
+            };
             estimates.add(sample);
             observer.sample(sample)?;
             end.points += 1;
@@ -221,11 +233,6 @@ pub(super) fn mark_implausible(sample: &mut Sample, expect: Option<Bandwidth>) {
         sample.status = PointStatus::Implausible;
         sample.reason = Some(format!("{rate} is above 1.25 × the declared {expect}"));
     }
-}
-
-/// The smaller of a fastest time so far and a new one.
-pub(super) fn note_best(best: &mut Option<u64>, time: u64) {
-    *best = Some(best.map_or(time, |best| best.min(time)));
 }
 
 #[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]

@@ -10,9 +10,9 @@ use ndarray::{ArrayView2, ArrayView3};
 
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, note_best, reset,
+    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, reset,
 };
-use super::warmup::{Verdict, Warmup};
+use super::warmup::{Best, Verdict, Warmup};
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, axes_of_plan};
 use crate::matrix::{CellStatus, Matrix};
@@ -143,8 +143,8 @@ struct Engine<'a> {
     binding: Option<Binding>,
     bound: Option<CpuId>,
     visit: Option<u64>,
-    /// Fastest transfer per size and device, timed or not.
-    best: BTreeMap<ByteSize, Vec<Option<u64>>>,
+    /// Fastest transfers so far, timed or not.
+    best: BTreeMap<ByteSize, Best>,
     /// Reused for every point, so that measuring does not allocate.
     sample: Sample,
     accounts: Accounts,
@@ -179,9 +179,9 @@ impl<'a> Engine<'a> {
     }
 
     fn note_best(&mut self, point: &PlannedPoint, time: u64) {
-        let devices = self.plan.devices.len();
-        let best = self.best.entry(point.bytes).or_insert_with(|| vec![None; devices]);
-        note_best(&mut best[point.cell.column], time);
+        let (devices, cells) = (self.plan.devices.len(), self.plan.cells());
+        let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(devices, cells));
+        best.note(point.cell.column, point.cell.row * devices + point.cell.column, time);
     }
 
     fn point(&mut self, point: &PlannedPoint) -> Result<(), Fault> {
@@ -232,7 +232,8 @@ impl<'a> Engine<'a> {
         };
         self.sample.pinned = Some(arena.buffer.pinned());
         self.sample.page_nodes.clone_from(&arena.page_nodes);
-        let best = self.best.get(&point.bytes).and_then(|best| best[point.cell.column]);
+        let at = point.cell.row * self.plan.devices.len() + point.cell.column;
+        let best = self.best.get(&point.bytes).and_then(|best| best.of(point.cell.column, at));
         let mut run = PointRun {
             machine: self.machine,
             plan: self.plan,

@@ -10,6 +10,9 @@ const AGREEMENT: f64 = 1.05;
 /// accepts a stall that several transfers share.
 const NEAR_BEST: f64 = 1.25;
 
+/// Times that differ by less are the same to the clock and to a cache line on its way.
+const RESOLUTION_NS: u64 = 100;
+
 /// What to do after a discarded transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -39,13 +42,15 @@ impl Warmup {
     }
 
     /// `seen` are the point's discarded transfers so far (at least one), `best` the fastest
-    /// transfer of this device and size before this point, where there was one.
+    /// transfer before this point that it can be compared with, where there was one.
     pub(super) fn verdict(&self, seen: &[u64], best: Option<u64>) -> Verdict {
         if let Some(exactly) = self.exactly {
             return if seen.len() >= exactly as usize { Verdict::Settled } else { Verdict::Again };
         }
         let Some((&last, before)) = seen.split_last() else { return Verdict::Again };
-        let within = |a: u64, b: u64, ratio: f64| to_f64(a.max(b)) <= to_f64(a.min(b)) * ratio;
+        let within = |a: u64, b: u64, ratio: f64| {
+            a.abs_diff(b) <= RESOLUTION_NS || to_f64(a.max(b)) <= to_f64(a.min(b)) * ratio
+        };
         let near_best = best.is_none_or(|best| last <= best || within(last, best, NEAR_BEST));
         let agrees = before.last().is_some_and(|&previous| within(last, previous, AGREEMENT));
         let warm_enough = agrees || (!self.cold && best.is_some());
@@ -64,6 +69,37 @@ fn to_f64(nanoseconds: u64) -> f64 {
     nanoseconds as f64
 }
 
+/// No transfer yet.
+const NEVER: u64 = u64::MAX;
+
+/// The fastest transfers of one size, timed or not. Cells of a class are normally equally fast: the
+/// devices of an H2D sweep, what the CPUs of a pair share.
+#[derive(Debug)]
+pub(super) struct Best {
+    of_class: Vec<u64>,
+    of_cell: Vec<u64>,
+}
+
+impl Best {
+    pub(super) fn new(classes: usize, cells: usize) -> Self {
+        Self { of_class: vec![NEVER; classes], of_cell: vec![NEVER; cells] }
+    }
+
+    /// What a transfer of this cell is compared with: the cell's own best, so that a core that is
+    /// slow by nature settles too, and before its first visit its class's.
+    pub(super) fn of(&self, class: usize, cell: usize) -> Option<u64> {
+        let own = self.of_cell[cell];
+        let best = if own == NEVER { self.of_class[class] } else { own };
+        (best != NEVER).then_some(best)
+    }
+
+    pub(super) fn note(&mut self, class: usize, cell: usize, time: u64) {
+        for best in [&mut self.of_class[class], &mut self.of_cell[cell]] {
+            *best = time.min(*best);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,9 +107,10 @@ mod tests {
     #[test]
     fn a_cold_point_needs_two_transfers_that_agree() {
         let warmup = Warmup::new(None, true);
-        assert_eq!(warmup.verdict(&[1000], None), Verdict::Again);
-        assert_eq!(warmup.verdict(&[1000, 1040], None), Verdict::Settled);
-        assert_eq!(warmup.verdict(&[2000, 1000], None), Verdict::Again);
+        assert_eq!(warmup.verdict(&[10_000], None), Verdict::Again);
+        assert_eq!(warmup.verdict(&[10_000, 10_400], None), Verdict::Settled);
+        assert_eq!(warmup.verdict(&[10_000, 10_600], None), Verdict::Again);
+        assert_eq!(warmup.verdict(&[20_000, 10_000], None), Verdict::Again);
         assert_eq!(warmup.verdict(&[1000], Some(1000)), Verdict::Again);
     }
 
@@ -92,6 +129,13 @@ mod tests {
         assert_eq!(warmup.verdict(&[5000, 5000, 5000], Some(1000)), Verdict::Again);
         assert_eq!(warmup.verdict(&[5000; 32], Some(1000)), Verdict::GiveUp);
         assert_eq!(warmup.verdict(&[60_000_000, 60_000_000], Some(1000)), Verdict::GiveUp);
+    }
+
+    #[test]
+    fn differences_below_the_clock_are_none() {
+        let warmup = Warmup::new(None, true);
+        assert_eq!(warmup.verdict(&[160, 230], Some(150)), Verdict::Settled);
+        assert_eq!(warmup.verdict(&[160, 270], Some(150)), Verdict::Again);
     }
 
     #[test]

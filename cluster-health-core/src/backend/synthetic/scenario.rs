@@ -2,7 +2,7 @@
 //! wrong with them.
 //!
 //! ```
-//! use cluster_health_core::backend::synthetic::scenario::Scenario;
+//! use cluster_health_core::Scenario;
 //!
 //! let scenario = Scenario::parse(
 //!     r#"

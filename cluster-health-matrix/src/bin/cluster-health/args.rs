@@ -1,6 +1,7 @@
 //! Raw options of the command line, and their checked meaning.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -82,6 +83,12 @@ pub(crate) enum PaletteArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RanksArg {
+    Env,
+    Local,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OrderArg {
     Blocks,
     Sequential,
@@ -120,6 +127,11 @@ impl BackendArg {
 pub(crate) struct CommonArgs {
     #[command(flatten)]
     pub(crate) backend: BackendArg,
+    /// Where the ranks of pairs come from: env = a launcher (torchrun, mpirun, srun) started this
+    /// process as one of them; local = this process starts the other one. Default: env inside a
+    /// launcher, else local.
+    #[arg(long, env = "CLUSTER_HEALTH_RANKS", value_enum)]
+    pub(crate) ranks: Option<RanksArg>,
     /// Bytes per copy, per rank in core-pair: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB decimal,
     /// bare numbers bytes. Default: 16MiB,64MiB,256MiB as far as they fit into memory, core-pair
     /// 8MiB; `all` uses this list for H2D and 8MiB for pairs.
@@ -271,13 +283,17 @@ macro_rules! with_common {
                 CheckArg::Full => CheckPolicy::Full,
                 CheckArg::Off => CheckPolicy::Off,
             })
-            .timeout(named("--timeout", parse_duration(&common.timeout))?)
+            .timeout(common.timeout()?)
     }};
 }
 
 impl CommonArgs {
     fn sizes(&self) -> Result<Option<Vec<ByteSize>>> {
         self.sizes.as_deref().map(parse_sizes).transpose()
+    }
+
+    pub(crate) fn timeout(&self) -> Result<Duration> {
+        named("--timeout", parse_duration(&self.timeout))
     }
 
     fn expect(&self) -> Result<Option<Bandwidth>> {

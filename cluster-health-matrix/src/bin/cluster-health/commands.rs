@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cluster_health_core::affinity::Census;
+use cluster_health_core::rank::RankGroup;
 use cluster_health_core::topology::Topology;
 use cluster_health_core::{BackendKind, Bandwidth, ByteSize, Machine};
 use cluster_health_matrix::environment::Environment;
@@ -17,14 +18,14 @@ use cluster_health_matrix::run::{
     AffinityFile, FolderLock, OpenMode, PlanRecord, RunStatus, SampleReader, unix_seconds, utc_now,
 };
 use cluster_health_matrix::samples::{Sample, Sweep};
-use cluster_health_matrix::session::{record, record_import};
+use cluster_health_matrix::session::{follow, record, record_import};
 use cluster_health_matrix::sweep::core_pair_ready;
 use cluster_health_matrix::{CancelToken, Error, Result};
 use serde_json::{Value, json};
 
 use crate::args::{
     AffinityArgs, AllArgs, Command, ExportArgs, FolderArgs, FormatArg, H2dSweepArgs, ImportArgs,
-    PairSweepArgs, PlanArgs, ReportArgs, ScanArg, SweepArg,
+    PairSweepArgs, PlanArgs, RanksArg, ReportArgs, ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
 use crate::{print_json, print_text};
@@ -56,24 +57,83 @@ const ALL_PAIRS_SECONDS: f64 = 180.0;
 fn h2d(args: &H2dSweepArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
     let plan = args.h2d.plan(&args.common, &machine)?;
-    record_run("h2d", &machine, &PlanRecord::of_h2d(plan), Vec::new(), &args.folder)
+    let membership = Membership::find(args.common.ranks, &machine, args.common.timeout()?)?;
+    if let Some(group) = membership.follower() {
+        eprintln!("rank {} has nothing to do: rank 0 measures H2D", group.rank());
+        return Ok(Done::Clean);
+    }
+    record_run("h2d", &machine, &PlanRecord::of_h2d(plan), membership, Vec::new(), &args.folder)
 }
 
 fn core_pair(args: &PairSweepArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
+    let membership = Membership::find(args.common.ranks, &machine, args.common.timeout()?)?;
     let plan = args.pair.plan(&args.common, None, false, &machine)?;
-    record_run("core-pair", &machine, &PlanRecord::of_core_pair(plan), Vec::new(), &args.folder)
+    let plan = PlanRecord::of_core_pair(plan);
+    record_run("core-pair", &machine, &plan, membership, Vec::new(), &args.folder)
+}
+
+/// This process's place among ranks.
+enum Membership {
+    /// Alone, or the one that starts the other ranks.
+    Alone { timeout: Duration },
+    /// One of a launcher's or a parent's ranks.
+    Rank(RankGroup),
+}
+
+impl Membership {
+    fn find(ranks: Option<RanksArg>, machine: &Machine, timeout: Duration) -> Result<Self> {
+        if machine.synthetic_pair().is_some() {
+            return Ok(Self::Alone { timeout });
+        }
+        if let Some(group) = RankGroup::from_parent(timeout)? {
+            return Ok(Self::Rank(group));
+        }
+        let found = match ranks {
+            Some(RanksArg::Local) => None,
+            _ => RankGroup::from_environment(timeout)?,
+        };
+        match (found, ranks) {
+            (Some(group), _) if group.size() > 1 => Ok(Self::Rank(group)),
+            (None, Some(RanksArg::Env)) => Err(Error::invalid(
+                "--ranks",
+                "env: no launcher's environment (torchrun, Open MPI, PMI, Slurm) was found",
+            )),
+            _ => Ok(Self::Alone { timeout }),
+        }
+    }
+
+    /// The group of a rank that is not the one that records.
+    fn follower(&self) -> Option<&RankGroup> {
+        match self {
+            Self::Rank(group) if group.rank() > 0 => Some(group),
+            _ => None,
+        }
+    }
+
+    /// Rank 0's group, when the pair sweep begins.
+    fn lead(&mut self) -> Result<RankGroup> {
+        let alone = Self::Alone { timeout: Duration::ZERO };
+        match std::mem::replace(self, alone) {
+            Self::Rank(group) => Ok(group),
+            Self::Alone { timeout } => {
+                let program = std::env::current_exe()
+                    .map_err(|error| Error::io("finding", "this program", error))?;
+                let mut command = std::process::Command::new(program);
+                command.args(std::env::args_os().skip(1));
+                Ok(RankGroup::lead(command, 2, timeout)?)
+            }
+        }
+    }
 }
 
 fn all(args: &AllArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
+    let membership = Membership::find(args.common.ranks, &machine, args.common.timeout()?)?;
     let h2d = args.h2d.plan(&args.common, &machine)?;
     let (pair, notes) = pair_of_all(args, &machine, &h2d)?;
-    for note in &notes {
-        eprintln!("note: {note}");
-    }
     let plan = PlanRecord::of_h2d(h2d).with_core_pair(pair);
-    record_run("all", &machine, &plan, notes, &args.folder)
+    record_run("all", &machine, &plan, membership, notes, &args.folder)
 }
 
 /// The pair matrix of `all`, as far as this machine has one and there is time for it.
@@ -117,17 +177,29 @@ fn record_run(
     command: &str,
     machine: &Machine,
     plan: &PlanRecord,
+    mut membership: Membership,
     notes: Vec<String>,
     args: &FolderArgs,
 ) -> Result<Done> {
-    if !args.output.quiet {
-        announce(machine, plan, &args.out);
-    }
-    let cancel = CancelToken::new();
+    let mut cancel = CancelToken::new();
     stop_on_signals(&cancel)?;
+    if let Membership::Rank(group) = &mut membership
+        && group.rank() > 0
+    {
+        return match &plan.core_pair {
+            Some(plan) if follow(machine, plan, group, &mut cancel)? => Ok(Done::Clean),
+            Some(_) => Ok(Done::Incomplete),
+            None => Ok(Done::Clean),
+        };
+    }
+    if !args.output.quiet {
+        announce(machine, plan, &notes, &args.out);
+    }
     let mut terminal = Terminal::new(args.output.quiet, cancel.clone());
     let options = args.record_options();
-    let result = record(command, machine, plan, notes, &args.out, &options, &mut terminal);
+    let mut ranks = || membership.lead();
+    let result =
+        record(command, machine, plan, &mut ranks, notes, &args.out, &options, &mut terminal);
     terminal.finish();
     let report = result?;
     if !args.output.quiet {
@@ -149,7 +221,10 @@ fn record_run(
     })
 }
 
-fn announce(machine: &Machine, plan: &PlanRecord, out: &Path) {
+fn announce(machine: &Machine, plan: &PlanRecord, notes: &[String], out: &Path) {
+    for note in notes {
+        eprintln!("note: {note}");
+    }
     if let Some(plan) = &plan.h2d {
         let cost = plan.cost(machine, assumed_rate(machine, plan.largest()));
         eprintln!("{}; results in {}", describe(plan, &cost), out.display());

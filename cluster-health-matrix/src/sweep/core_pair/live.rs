@@ -1,27 +1,419 @@
-//! Ranks that are processes of their own.
+//! Live ranks: this process is one of two, the other one does the same at the same point.
+//!
+//! Both ranks know the schedule, so that only agreement travels between them: before every point
+//! "ready" or "cannot, because", after every warm-up its time, before every iteration an instant to
+//! start at, after the last one the times. All of it goes through the control board, beside the
+//! device's own collectives.
 
-use cluster_health_core::Machine;
+use cluster_health_core::rank::{Board, RankGroup};
+use cluster_health_core::{
+    BackendKind, Binding, ByteSize, Communicator, CpuId, DataType, DeviceBuffer, Machine, Stream,
+    TagPattern,
+};
 
-use super::PairRunner;
-use crate::error::Result;
-use crate::plan::CorePairPlan;
+use super::{PairRunner, PlannedPair, ran_on};
+use crate::error::{Error, Result};
+use crate::plan::{CheckPolicy, CorePairPlan};
+use crate::samples::{DataCheck, PointStatus, Sample};
+use crate::sweep::warmup::{Verdict, Warmup};
 
-/// Whether this machine's ranks can be had at all, found out without starting them.
+/// Names the control board among what ranks send each other.
+const CONTROL_TAG: u64 = u64::MAX - 1;
+
+/// An agreed start lies so far ahead that the later rank has read it by then.
+const START_MARGIN_NS: u64 = 500;
+
+/// A start skew above both is measured again, so often at most.
+const SKEW_NS: u64 = 2_000;
+const SKEW_SHARE: f64 = 0.05;
+const SKEW_REPEATS: u32 = 3;
+
+/// Iterations whose times fit one message.
+const CHUNK: usize = 64;
+
+/// Longest reason that a rank gives for not taking part.
+const LONGEST_REASON: usize = 1024;
+
+/// States before a point.
+const READY: u32 = 1;
+const CANNOT: u32 = 2;
+const STOP: u32 = 3;
+/// Other messages.
+const WARMED: u32 = 4;
+const START: u32 = 5;
+const TIMES: u32 = 6;
+const END: u32 = 7;
+
+/// Whether live ranks can be had on this machine.
+///
+/// # Errors
+/// Why not.
 pub(super) fn ready(machine: &Machine) -> Result<()> {
-    Err(cluster_health_core::Error::Unavailable {
-        what: format!("the pair matrix on the {} backend", machine.backend()),
-        message: "live ranks are not built yet".to_owned(),
+    if machine.backend() == BackendKind::Host {
+        return Ok(());
     }
-    .into())
+    Err(Error::output("the pair sweep", format!("the {} backend has no ranks", machine.backend())))
 }
 
-/// The ranks of `plan`, started and ready for the first point.
-pub(super) fn core_pair_runner<'a>(
+/// One of the two ranks.
+pub(super) struct LivePair<'a> {
     machine: &'a Machine,
-    _plan: &'a CorePairPlan,
-) -> Result<Box<dyn PairRunner + 'a>> {
-    match ready(machine) {
-        Ok(()) => Err(crate::Error::Cancelled),
-        Err(error) => Err(error),
+    plan: &'a CorePairPlan,
+    rank: usize,
+    control: Board<'a>,
+    communicator: Communicator<'a>,
+    stream: Stream,
+    send: DeviceBuffer,
+    receive: DeviceBuffer,
+    binding: Option<Binding>,
+    bound: Option<CpuId>,
+    /// Both ranks' CPUs at the last point.
+    last: Option<[CpuId; 2]>,
+    /// Start and duration of this rank's iterations.
+    times: Vec<(u64, u64)>,
+    /// Reused for every message.
+    message: Vec<u8>,
+    stopped: bool,
+}
+
+impl<'a> LivePair<'a> {
+    /// Allocates this rank's buffers and joins the other rank; both do it together.
+    pub(super) fn new(
+        machine: &'a Machine,
+        plan: &'a CorePairPlan,
+        group: &'a RankGroup,
+    ) -> Result<Self> {
+        if group.size() != 2 {
+            return Err(Error::invalid(
+                "--ranks",
+                format!("a pair has two ranks, this group has {}", group.size()),
+            ));
+        }
+        let rank = group.rank() as usize;
+        let id = plan.device_pair[rank];
+        let device = machine.device(id).ok_or_else(|| {
+            Error::invalid("--device-pair", format!("device {id} does not exist"))
+        })?;
+        let largest = plan.largest().bytes();
+        let control = Board::new(group, CONTROL_TAG)?;
+        let mut communicator = Communicator::new(group, &device)?;
+        control.set_timeout(plan.timeout());
+        communicator.set_timeout(plan.timeout());
+        Ok(Self {
+            machine,
+            plan,
+            rank,
+            control,
+            communicator,
+            stream: Stream::new(&device)?,
+            send: DeviceBuffer::new(&device, ByteSize(largest))?,
+            receive: DeviceBuffer::new(&device, ByteSize(largest.saturating_mul(2)))?,
+            binding: None,
+            bound: None,
+            last: None,
+            times: Vec::with_capacity(plan.iters as usize),
+            message: Vec::with_capacity(CHUNK * 16),
+            stopped: false,
+        })
     }
+
+    fn bind(&mut self, cpu: CpuId) -> Result<(), String> {
+        let unusable = if self.rank == 0 {
+            &self.plan.unusable_rank0_cpus
+        } else {
+            &self.plan.unusable_rank1_cpus
+        };
+        if let Some(reason) = unusable.get(&cpu) {
+            return Err(reason.clone());
+        }
+        if self.bound == Some(cpu) {
+            return Ok(());
+        }
+        self.bound = None;
+        let result = match &mut self.binding {
+            Some(binding) => binding.move_to(cpu),
+            None => self.machine.bind(cpu).map(|binding| self.binding = Some(binding)),
+        };
+        result.map_err(|error| error.to_string())?;
+        self.bound = Some(cpu);
+        self.control.note_cpu(cpu);
+        self.communicator.note_cpu(cpu);
+        Ok(())
+    }
+
+    /// Says how this rank stands before a point and hears how the other does. The sample gets
+    /// `bind_ns`; the result is why the point cannot be measured.
+    fn agree(&mut self, own: &Result<(), String>, sample: &mut Sample) -> Result<Option<String>> {
+        let state = if own.is_ok() { READY } else { CANNOT };
+        self.message.clear();
+        self.message.extend_from_slice(&sample.bind_ns.to_ne_bytes());
+        if let Err(reason) = own {
+            self.message.extend(reason.bytes().take(LONGEST_REASON));
+        }
+        let mut reasons = Vec::new();
+        let mut stop = false;
+        self.control.exchange(state, &self.message, |rank, message| {
+            match message.kind {
+                STOP => stop = true,
+                CANNOT => {
+                    let reason = message.bytes.get(8..).unwrap_or_default();
+                    reasons.push(format!("rank {rank}: {}", String::from_utf8_lossy(reason)));
+                }
+                kind => expect(rank, kind, READY)?,
+            }
+            sample.bind_ns = sample.bind_ns.max(word(message.bytes, 0));
+            Ok(())
+        })?;
+        if stop {
+            // The other rank was asked to end: this one ends at the same point.
+            self.stopped = true;
+            return Err(Error::Cancelled);
+        }
+        Ok((!reasons.is_empty()).then(|| reasons.join("; ")))
+    }
+
+    /// One all-gather; its start and duration here.
+    #[inline]
+    fn all_gather(&mut self, bytes: usize) -> Result<(u64, u64)> {
+        let start = self.machine.now_ns();
+        self.communicator.all_gather(
+            &self.send,
+            &mut self.receive,
+            bytes,
+            DataType::UInt8,
+            &self.stream,
+        )?;
+        Ok((start, self.machine.now_ns() - start))
+    }
+
+    fn warm_up(
+        &mut self,
+        bytes: usize,
+        best: Option<u64>,
+        cold: bool,
+        sample: &mut Sample,
+    ) -> Result<()> {
+        let warmup = Warmup::new(self.plan.warmup, cold);
+        if warmup.is_empty() {
+            return Ok(());
+        }
+        loop {
+            let (_, time) = self.all_gather(bytes)?;
+            let mut slowest = 0;
+            self.control.exchange(WARMED, &time.to_ne_bytes(), |rank, message| {
+                expect(rank, message.kind, WARMED)?;
+                slowest = slowest.max(word(message.bytes, 0));
+                Ok(())
+            })?;
+            sample.warmup_ns.push(slowest);
+            // Both ranks judge the same times, so both come to the same verdict.
+            match warmup.verdict(&sample.warmup_ns, best) {
+                Verdict::Again => {}
+                Verdict::Settled => return Ok(()),
+                Verdict::GiveUp => {
+                    sample.settled = false;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Waits for an instant that both ranks agree on. Ranks that share a CPU cannot start together.
+    #[inline]
+    fn start_together(&mut self) -> Result<()> {
+        let mut latest = 0;
+        let now = self.machine.now_ns();
+        self.control.exchange(START, &now.to_ne_bytes(), |rank, message| {
+            expect(rank, message.kind, START)?;
+            latest = latest.max(word(message.bytes, 0));
+            Ok(())
+        })?;
+        let start = latest + START_MARGIN_NS;
+        while self.machine.now_ns() < start {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// The timed iterations of both ranks; true when the ranks started too far apart.
+    fn timed(&mut self, bytes: usize, shared: bool, sample: &mut Sample) -> Result<bool> {
+        self.times.clear();
+        for _ in 0..self.plan.iters {
+            if !shared {
+                self.start_together()?;
+            }
+            let time = self.all_gather(bytes)?;
+            self.times.push(time);
+        }
+        let running = self.binding.as_ref().and_then(|binding| binding.running_cpu().ok());
+        sample.iter_ns.clear();
+        for times in rank_ns(sample).iter_mut() {
+            times.clear();
+        }
+        let mut skew = 0;
+        let mut index = 0;
+        while index < self.times.len() || index == 0 {
+            let end = (index + CHUNK).min(self.times.len());
+            self.message.clear();
+            let cpu = running.map_or(u64::MAX, |cpu| u64::from(cpu.0));
+            self.message.extend_from_slice(&cpu.to_ne_bytes());
+            for (start, time) in &self.times[index..end] {
+                self.message.extend_from_slice(&start.to_ne_bytes());
+                self.message.extend_from_slice(&time.to_ne_bytes());
+            }
+            let mut starts = [(u64::MAX, 0_u64); CHUNK];
+            self.control.exchange(TIMES, &self.message, |rank, message| {
+                expect(rank, message.kind, TIMES)?;
+                let cpu = u32::try_from(word(message.bytes, 0)).ok().map(CpuId);
+                if let (Some(cpu), Some(list)) = (cpu, ran_on(sample).get_mut(rank)) {
+                    note_cpu(list, cpu);
+                }
+                let Some(list) = rank_ns(sample).get_mut(rank) else { return Ok(()) };
+                for (place, (earliest, latest)) in (0..end - index).zip(&mut starts) {
+                    let start = word(message.bytes, 8 + place * 16);
+                    *earliest = start.min(*earliest);
+                    *latest = start.max(*latest);
+                    list.push(word(message.bytes, 16 + place * 16));
+                }
+                Ok(())
+            })?;
+            for (earliest, latest) in &starts[..end - index] {
+                skew = skew.max(latest - earliest);
+            }
+            index = end.max(1);
+        }
+        for place in 0..self.times.len() {
+            let slowest = rank_ns(sample).iter().filter_map(|list| list.get(place)).max();
+            let slowest = slowest.copied().unwrap_or(0);
+            sample.iter_ns.push(slowest);
+        }
+        sample.skew_ns = Some(skew);
+        let fastest = sample.iter_ns.iter().min().copied().unwrap_or(0);
+        Ok(!shared && skew > SKEW_NS && to_f64(skew) > SKEW_SHARE * to_f64(fastest))
+    }
+
+    /// Compares what came from the other rank.
+    fn arrived(&self, tags: Option<&[TagPattern; 2]>, bytes: usize) -> Result<bool> {
+        let Some(tags) = tags else { return Ok(true) };
+        for (rank, pattern) in tags.iter().enumerate() {
+            if !self.receive.check_tags_at(rank * bytes, pattern)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl PairRunner for LivePair<'_> {
+    fn measure(
+        &mut self,
+        pair: &PlannedPair,
+        best: Option<u64>,
+        sample: &mut Sample,
+    ) -> Result<()> {
+        let point = &pair.point;
+        let bytes = point.bytes.as_len()?;
+        let began = self.machine.now_ns();
+        sample.t_ns = Some(began);
+        // Both ranks must call a point cold, or they would judge its warm-up differently.
+        let cold = self.last != Some(pair.cpus);
+        self.last = Some(pair.cpus);
+        let own = self.bind(pair.cpus[self.rank]);
+        sample.bind_ns = self.machine.now_ns() - began;
+        let tags = match self.plan.check {
+            CheckPolicy::Off => None,
+            policy => Some([0, 1].map(|rank: u64| {
+                let seed = point.seq ^ self.plan.seed ^ (rank + 1) << 56;
+                if policy == CheckPolicy::Full {
+                    TagPattern::full(seed, point.bytes)
+                } else {
+                    TagPattern::sparse(seed, point.bytes)
+                }
+            })),
+        };
+        if let (Some(tags), Ok(())) = (&tags, &own) {
+            self.send.write_tags(&tags[self.rank])?;
+        }
+        if let Some(reason) = self.agree(&own, sample)? {
+            sample.status = PointStatus::Skipped;
+            sample.reason = Some(reason);
+            return Ok(());
+        }
+        let shared = pair.cpus[0] == pair.cpus[1];
+        self.warm_up(bytes, best, cold, sample)?;
+        let mut intact = sample.warmup_ns.is_empty() || self.arrived(tags.as_ref(), bytes)?;
+        let mut repeats = 0;
+        while self.timed(bytes, shared, sample)? && repeats < SKEW_REPEATS {
+            repeats += 1;
+        }
+        intact &= self.arrived(tags.as_ref(), bytes)?;
+        let mut spoilt = Vec::new();
+        self.control.exchange(END, &[u8::from(intact)], |rank, message| {
+            expect(rank, message.kind, END)?;
+            if message.bytes.first() != Some(&1) {
+                spoilt.push(rank);
+            }
+            Ok(())
+        })?;
+        sample.check = match (&tags, spoilt.is_empty()) {
+            (None, _) => DataCheck::Off,
+            (Some(_), true) => DataCheck::Ok,
+            (Some(_), false) => DataCheck::Mismatch,
+        };
+        if spoilt.is_empty() {
+            sample.status = PointStatus::Measured;
+        } else {
+            sample.status = PointStatus::Failed;
+            sample.reason =
+                Some(format!("data check: what rank {spoilt:?} holds is not what was sent"));
+        }
+        Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.machine.now_ns()
+    }
+
+    fn stop(&mut self) {
+        if !self.stopped {
+            self.stopped = true;
+            self.control.publish(STOP, &[]);
+        }
+    }
+}
+
+/// The other rank must be in the same step.
+fn expect(rank: usize, found: u32, expected: u32) -> cluster_health_core::Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(cluster_health_core::Error::rank_fault(
+        u32::try_from(rank).unwrap_or(u32::MAX),
+        "is at another step of the point than this rank",
+    ))
+}
+
+/// The times of both ranks.
+fn rank_ns(sample: &mut Sample) -> &mut Vec<Vec<u64>> {
+    sample.rank_ns.get_or_insert_with(|| vec![Vec::new(); 2])
+}
+
+/// Eight bytes of a message; 0 where it is too short.
+fn word(bytes: &[u8], offset: usize) -> u64 {
+    let mut raw = [0; 8];
+    if let Some(part) = bytes.get(offset..offset + 8) {
+        raw.copy_from_slice(part);
+    }
+    u64::from_ne_bytes(raw)
+}
+
+fn note_cpu(list: &mut Vec<CpuId>, cpu: CpuId) {
+    if !list.contains(&cpu) {
+        list.push(cpu);
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
+fn to_f64(nanoseconds: u64) -> f64 {
+    nanoseconds as f64
 }

@@ -6,16 +6,19 @@ mod synthetic;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{ByteSize, CpuId, Machine};
 use ndarray::{Array3, ArrayView2, ArrayView3};
 
 use self::synthetic::SyntheticRanks;
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, note_best, reset,
+    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, reset,
 };
+use super::warmup::Best;
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, pair_axes};
 use crate::matrix::{CellStatus, Matrix};
@@ -89,15 +92,42 @@ impl CorePairMatrix {
 
 /// Measures a plan from its first point.
 ///
+/// `ranks` is this process's (or thread's) membership in a group of two; both ranks call this with
+/// the same plan and both get the result. A synthetic machine has its two ranks in one process and
+/// needs none.
+///
+/// ```
+/// use cluster_health_core::rank::RankGroup;
+/// use cluster_health_core::{ByteSize, Machine};
+/// use cluster_health_matrix::{plan::CorePairPlan, sweep};
+///
+/// # fn main() -> cluster_health_matrix::Result<()> {
+/// let plan = CorePairPlan::builder().sizes([ByteSize::kib(4)]).repeats(1).build(&Machine::host()?)?;
+/// // Two threads here; processes: `RankGroup::lead` or `RankGroup::from_environment`.
+/// let ranks = RankGroup::threads(2)?.into_iter().map(|group| {
+///     let plan = plan.clone();
+///     std::thread::spawn(move || -> cluster_health_matrix::Result<_> {
+///         sweep::core_pair(&Machine::host()?, &plan, Some(&group), &mut ())
+///     })
+/// });
+/// for rank in ranks.collect::<Vec<_>>() {
+///     let result = rank.join().expect("a rank panicked")?;
+///     assert!(result.per_rank_gbps().iter().all(|rate| *rate > 0.0));
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// When the ranks cannot be had, one of them is lost or hangs, or the observer fails. A cell that
 /// cannot be measured is a cell status, not an error.
 pub fn core_pair(
     machine: &Machine,
     plan: &CorePairPlan,
+    ranks: Option<&RankGroup>,
     observer: &mut dyn Observer,
 ) -> Result<CorePairMatrix> {
-    core_pair_from(machine, plan, &mut std::iter::empty(), 0, observer)
+    core_pair_from(machine, plan, ranks, &mut std::iter::empty(), 0, observer)
 }
 
 /// Goes on with an interrupted sweep: `before` are its samples, in order, `start_ns` the time from
@@ -108,13 +138,15 @@ pub fn core_pair(
 pub fn core_pair_from(
     machine: &Machine,
     plan: &CorePairPlan,
+    ranks: Option<&RankGroup>,
     before: &mut dyn Iterator<Item = Result<Sample>>,
     start_ns: u64,
     observer: &mut dyn Observer,
 ) -> Result<CorePairMatrix> {
     machine.advance_virtual_time(start_ns);
     let mut clock = RunClock::new(start_ns);
-    core_pair_in(machine, plan, &mut Course { before, clock: &mut clock, first_seq: 0, observer })
+    let mut course = Course { before, clock: &mut clock, first_seq: 0, observer };
+    core_pair_in(machine, plan, ranks, &mut course)
 }
 
 /// Whether this machine's ranks can be had at all, found out without starting them.
@@ -129,6 +161,7 @@ pub fn core_pair_ready(machine: &Machine) -> Result<()> {
 pub(crate) fn core_pair_in(
     machine: &Machine,
     plan: &CorePairPlan,
+    ranks: Option<&RankGroup>,
     course: &mut Course<'_>,
 ) -> Result<CorePairMatrix> {
     let (rows, columns) = pair_axes(
@@ -138,7 +171,7 @@ pub(crate) fn core_pair_in(
     );
     let mut estimates = Estimates::new(Sweep::CorePair, "idle", plan.sizes.clone(), rows, columns);
     let mut schedule = PairSchedule::new(plan, machine, course.first_seq);
-    let mut pairs = Pairs::new(machine, plan);
+    let mut pairs = Pairs::new(machine, plan, ranks);
     let blocks = (plan.repeats, plan.ci);
     let end = drive(&mut pairs, &mut schedule, blocks, &mut estimates, course)?;
     Ok(CorePairMatrix { matrix: estimates.into_matrix(), end })
@@ -159,11 +192,12 @@ pub(crate) trait PairRunner {
     /// Binds both ranks, warms up ([`Warmup`](super::warmup::Warmup)), times the plan's iterations
     /// and checks the data.
     ///
-    /// `best` is the fastest all-gather of this size and [`Kinship`] so far. The sample comes with
-    /// the point's names, `t_ns` unset, everything that was measured before empty, and one empty
-    /// list per rank in `rank_ns` and `ran_on`. The runner sets `t_ns` to the start of the point on
-    /// its own clock, `status`, `reason` and `check`, `settled` and `bind_ns` where they are not
-    /// true and 0, and fills `iter_ns`, `rank_ns`, `warmup_ns`, `skew_ns` and `ran_on`.
+    /// `best` is the fastest all-gather of this size and cell so far, before the cell's first visit
+    /// that of its [`Kinship`]. The sample comes with the point's names, `t_ns` unset, everything
+    /// that was measured before empty, and one empty list per rank in `rank_ns` and `ran_on`. The
+    /// runner sets `t_ns` to the start of the point on its own clock, `status`, `reason` and
+    /// `check`, `settled` and `bind_ns` where they are not true and 0, and fills `iter_ns`,
+    /// `rank_ns`, `warmup_ns`, `skew_ns` and `ran_on`.
     ///
     /// # Errors
     /// When the run cannot go on: a rank is dead, lost or does not answer in time. A point that
@@ -173,6 +207,9 @@ pub(crate) trait PairRunner {
 
     /// The clock of `t_ns`.
     fn now_ns(&self) -> u64;
+
+    /// Tells the other rank that no further point comes.
+    fn stop(&mut self) {}
 }
 
 /// Of each rank the CPUs that it was seen on, in a sample that [`Pairs`] made.
@@ -183,8 +220,10 @@ fn ran_on(sample: &mut Sample) -> &mut [Vec<CpuId>] {
     }
 }
 
+const KINSHIPS: usize = 3;
+
 /// What two CPUs share. Pairs that share a core take turns on it: their normal time is a class of
-/// its own, and measured against the best of all pairs they would never count as settled.
+/// its own, and measured against the best of all pairs their first visit would never settle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kinship {
     Strangers,
@@ -196,9 +235,10 @@ enum Kinship {
 struct Pairs<'a> {
     machine: &'a Machine,
     plan: &'a CorePairPlan,
+    ranks: Option<&'a RankGroup>,
     runner: Option<Box<dyn PairRunner + 'a>>,
-    /// Fastest all-gather of each size by [`Kinship`].
-    best: Vec<(ByteSize, [Option<u64>; 3])>,
+    /// Fastest all-gathers by size; their classes are those of [`Kinship`].
+    best: BTreeMap<ByteSize, Best>,
     /// Reused for every point, so that measuring does not allocate.
     sample: Sample,
     accounts: Accounts,
@@ -206,7 +246,7 @@ struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    fn new(machine: &'a Machine, plan: &'a CorePairPlan) -> Self {
+    fn new(machine: &'a Machine, plan: &'a CorePairPlan, ranks: Option<&'a RankGroup>) -> Self {
         let mut sample = Sample::new(0, Sweep::CorePair, ByteSize(0));
         sample.device_pair = Some(plan.device_pair);
         sample.iter_ns.reserve(plan.iters as usize);
@@ -214,8 +254,9 @@ impl<'a> Pairs<'a> {
         Self {
             machine,
             plan,
+            ranks,
             runner: None,
-            best: Vec::new(),
+            best: BTreeMap::new(),
             sample,
             accounts: Accounts::default(),
             drawn: None,
@@ -237,14 +278,26 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    fn best(&mut self, bytes: ByteSize, cpus: [CpuId; 2]) -> &mut Option<u64> {
-        let kinship = self.kinship(cpus) as usize;
-        let index = self.best.iter().position(|(size, _)| *size == bytes).unwrap_or_else(|| {
-            self.best.push((bytes, [None; 3]));
-            self.best.len() - 1
-        });
-        &mut self.best[index].1[kinship]
+    /// Class and number of a point's cell.
+    fn place(&self, point: &PlannedPoint) -> (usize, usize) {
+        let cell = point.cell.row * self.plan.rank1_cpus.len() + point.cell.column;
+        (self.kinship(self.cpus(point)) as usize, cell)
     }
+
+    /// Notes how fast the cell of a measured point can be.
+    fn note(&mut self, point: &PlannedPoint, fastest: u64) {
+        let (class, cell) = self.place(point);
+        let cells = self.plan.cells();
+        let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(KINSHIPS, cells));
+        best.note(class, cell, fastest);
+    }
+}
+
+/// The fastest all-gather of a measured point, timed or not.
+fn fastest(sample: &Sample) -> Option<u64> {
+    let measured = sample.status == PointStatus::Measured;
+    let times = sample.warmup_ns.iter().chain(&sample.iter_ns);
+    times.min().copied().filter(|_| measured)
 }
 
 impl Points for Pairs<'_> {
@@ -252,7 +305,13 @@ impl Points for Pairs<'_> {
         let began = self.machine.now_ns();
         self.runner = Some(match self.machine.synthetic_pair() {
             Some(ranks) => Box::new(SyntheticRanks::new(self.machine, self.plan, ranks)),
-            None => live::core_pair_runner(self.machine, self.plan)?,
+            None => {
+                live::ready(self.machine)?;
+                let ranks = self.ranks.ok_or_else(|| {
+                    Error::invalid("ranks", "two live ranks are needed, this process has no group")
+                })?;
+                Box::new(live::LivePair::new(self.machine, self.plan, ranks)?)
+            }
         });
         self.accounts.timings.setup_ns = self.machine.now_ns() - began;
         Ok(())
@@ -261,9 +320,8 @@ impl Points for Pairs<'_> {
     fn recall(&mut self, point: &PlannedPoint, sample: &Sample) -> Result<()> {
         let cpus = self.cpus(point);
         check_recalled(point, sample, (cpus[0].0, cpus[1].0))?;
-        if sample.status == PointStatus::Measured {
-            let best = self.best(point.bytes, cpus);
-            sample.warmup_ns.iter().chain(&sample.iter_ns).for_each(|&time| note_best(best, time));
+        if let Some(fastest) = fastest(sample) {
+            self.note(point, fastest);
         }
         Ok(())
     }
@@ -279,7 +337,8 @@ impl Points for Pairs<'_> {
 
     fn measure(&mut self, point: &PlannedPoint, clock: &mut RunClock) -> Result<&Sample> {
         let cpus = self.cpus(point);
-        let best = *self.best(point.bytes, cpus);
+        let (class, cell) = self.place(point);
+        let best = self.best.get(&point.bytes).and_then(|best| best.of(class, cell));
         let Some(runner) = &mut self.runner else { return Err(Error::Cancelled) };
         let sample = &mut self.sample;
         reset(sample, point);
@@ -303,13 +362,16 @@ impl Points for Pairs<'_> {
         sample.t_ns = Some(clock.begin(began));
         mark_implausible(sample, self.plan.expect);
         self.accounts.add(sample, began, ended);
-        if self.sample.status == PointStatus::Measured {
-            let mut fastest = best;
-            let times = self.sample.warmup_ns.iter().chain(&self.sample.iter_ns);
-            times.for_each(|&time| note_best(&mut fastest, time));
-            *self.best(point.bytes, cpus) = fastest;
+        if let Some(fastest) = fastest(&self.sample) {
+            self.note(point, fastest);
         }
         Ok(&self.sample)
+    }
+
+    fn stop(&mut self) {
+        if let Some(runner) = &mut self.runner {
+            runner.stop();
+        }
     }
 
     fn accounts(&self) -> &Accounts {
