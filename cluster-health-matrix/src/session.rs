@@ -4,6 +4,7 @@
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_health_core::Machine;
@@ -86,7 +87,7 @@ pub fn record_h2d(
     record(command, machine, &plan, &mut no_ranks, Vec::new(), dir, options, observer)
 }
 
-fn no_ranks() -> Result<RankGroup> {
+fn no_ranks() -> Result<Arc<RankGroup>> {
     Err(Error::invalid("ranks", "this sweep needs none"))
 }
 
@@ -108,7 +109,7 @@ pub fn record_core_pair(
 }
 
 /// Gives rank 0 its group when the pair sweep begins; never called for a synthetic machine.
-pub type StartRanks<'a> = &'a mut dyn FnMut() -> Result<RankGroup>;
+pub type StartRanks<'a> = &'a mut dyn FnMut() -> Result<Arc<RankGroup>>;
 
 /// What rank 0 tells the others when the pair sweep begins.
 #[derive(Debug, Serialize, Deserialize)]
@@ -290,7 +291,7 @@ fn measure(
                     let before = resumed_at.saturating_sub(first_seq);
                     begin(group, plan, first_seq, before, &dir)?;
                 }
-                core_pair_in(machine, plan, group.as_ref(), &mut course)?.end
+                core_pair_in(machine, plan, group.as_deref(), &mut course)?.end
             }
             _ => continue,
         };

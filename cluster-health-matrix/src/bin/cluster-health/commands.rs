@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_health_core::affinity::Census;
@@ -112,16 +113,16 @@ impl Membership {
     }
 
     /// Rank 0's group, when the pair sweep begins.
-    fn lead(&mut self) -> Result<RankGroup> {
+    fn lead(&mut self) -> Result<Arc<RankGroup>> {
         let alone = Self::Alone { timeout: Duration::ZERO };
         match std::mem::replace(self, alone) {
-            Self::Rank(group) => Ok(group),
+            Self::Rank(group) => Ok(Arc::new(group)),
             Self::Alone { timeout } => {
                 let program = std::env::current_exe()
                     .map_err(|error| Error::io("finding", "this program", error))?;
                 let mut command = std::process::Command::new(program);
                 command.args(std::env::args_os().skip(1));
-                Ok(RankGroup::lead(command, 2, timeout)?)
+                Ok(Arc::new(RankGroup::lead(command, 2, timeout)?))
             }
         }
     }
