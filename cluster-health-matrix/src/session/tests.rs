@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 
 use cluster_health_core::{ByteSize, Scenario};
 
@@ -42,7 +43,7 @@ impl Observer for Stop {
 }
 
 /// A synthetic machine has both ranks in itself.
-fn no_group() -> Result<RankGroup> {
+fn no_group() -> Result<Arc<RankGroup>> {
     Err(Error::invalid("ranks", "nobody should ask for them"))
 }
 
