@@ -1,5 +1,8 @@
 //! A sweep recorded into a result folder: manifest, log, resume, outputs.
 
+#[cfg(test)]
+mod tests;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

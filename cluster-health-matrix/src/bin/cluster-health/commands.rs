@@ -501,7 +501,7 @@ fn plan_h2d(args: &PlanArgs, machine: &Machine) -> Result<Done> {
     writeln!(
         text,
         "\nmoves {:.1} GB; {} before the first bind, {} from first bind to last sample; probes and \
-         sentinels add about one point in forty",
+         sentinels come on top, one to three points per core visit",
         bytes_gb(cost.bytes.bytes()),
         duration(cost.setup_seconds),
         duration(cost.seconds)
