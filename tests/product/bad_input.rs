@@ -173,13 +173,14 @@ fn usage_errors_are_documents_too() {
         ("h2d --out @out --palette pink", &["pink", "--palette"]),
         ("h2d --out @out --seed -1", &["-1"]),
         ("h2d --out @out --iters many", &["many", "--iters"]),
-        ("h2d --out @out --resume --force", &["--resume", "--force"]),
         ("import --format xml --sweep h2d @a --out @out", &["xml", "--format"]),
         ("report", &["required"]),
         ("measure", &["measure"]),
     ] {
         assert_refused(&place, line, "usage", parts);
     }
+    // Not a matter of syntax: a variable that says no conflicts with nothing.
+    assert_refused(&place, "h2d --out @out --resume --force", "invalid", &["--resume", "--force"]);
     let bare = run::<&str>([]);
     assert_eq!((bare.code, bare.stdout.as_str()), (Some(2), ""));
     assert!(bare.stderr.contains("Usage"), "{}", bare.stderr);
