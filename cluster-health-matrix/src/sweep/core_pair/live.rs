@@ -381,7 +381,7 @@ impl PairRunner for LivePair<'_> {
     fn stop(&mut self) {
         if !self.stopped {
             self.stopped = true;
-            self.control.publish(STOP, &[]);
+            self.control.leave(STOP, &[]);
         }
     }
 }
