@@ -316,7 +316,12 @@ pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
         bytes: slice.bytes,
         load: slice.load.to_owned(),
         rate: if slice.sweep.is_pair() { "per_rank" } else { slice.sweep.as_str() }.to_owned(),
-        memory: if slice.pageable { "pageable" } else { "page_locked" }.to_owned(),
+        memory: match (slice.sweep.is_pair(), slice.pageable) {
+            (true, _) => "device",
+            (false, true) => "pageable",
+            (false, false) => "page_locked",
+        }
+        .to_owned(),
         count: rates.len() as u64,
         min: q(0.0),
         p10: q(0.1),
@@ -452,6 +457,18 @@ mod tests {
         let stems: Vec<String> =
             report.matrices.iter().flat_map(Matrix::slices).map(|slice| slice.stem()).collect();
         assert_eq!(stems, ["h2d-1000B", "h2d-1000B-pageable"]);
+    }
+
+    #[test]
+    fn pairs_use_no_host_memory() {
+        let axis = |name| Axis::new(name, vec![0], vec![None]);
+        let mut matrix =
+            Matrix::new(Sweep::CorePair, "idle", vec![ByteSize(8)], axis("a"), axis("b"));
+        matrix.gbps.fill(1.0);
+        matrix.status.fill(crate::matrix::CellStatus::Measured);
+        let memory: Vec<String> =
+            matrix.slices().filter_map(|slice| summary_of(&slice)).map(|row| row.memory).collect();
+        assert_eq!(memory, ["device"]);
     }
 
     #[test]

@@ -121,7 +121,8 @@ pub struct SummaryRow {
     pub load: String,
     /// `h2d`, or `per_rank` for pairs.
     pub rate: String,
-    /// `page_locked` or `pageable` host memory; never mixed in one row.
+    /// `page_locked` or `pageable` host memory, never mixed in one row; `device` for pairs, which use
+    /// no host memory.
     pub memory: String,
     /// Measured cells.
     pub count: u64,
