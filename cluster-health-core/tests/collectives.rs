@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use cluster_health_core::rank::RankGroup;
+use cluster_health_core::rank::{Board, RankGroup};
 use cluster_health_core::{
     ByteSize, Communicator, DataType, DeviceBuffer, Machine, ReduceOp, Result, Stream,
 };
@@ -349,4 +349,80 @@ fn misuse_is_a_typed_error() {
         assert!(text.contains("larger than the address space"), "{text}");
         comm.barrier().unwrap();
     });
+}
+
+#[test]
+fn buffers_come_and_go() {
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap();
+    let counts = on_ranks(3, |rank| {
+        let me = rank.communicator.rank() as usize;
+        let len = 5000;
+        let mut counts = Vec::new();
+        // Made first, used in between and last: other ranks let go of it and map it anew.
+        let mut old = rank.empty(3 * len);
+        for turn in 0..300 {
+            let expected: Vec<u8> = (0..3).flat_map(|r| pattern(r + turn, len)).collect();
+            let send = rank.buffer(&pattern(me + turn, len));
+            let mut fresh = rank.empty(3 * len);
+            let receive = if turn % 100 == 99 { &mut old } else { &mut fresh };
+            let (comm, kind) = (&mut rank.communicator, DataType::UInt8);
+            comm.all_gather(&send, receive, len, kind, &rank.stream).unwrap();
+            assert_eq!(content(receive, 3 * len), expected, "turn {turn}");
+
+            let mut buffer = rank.buffer(&pattern(me + turn, len));
+            let (comm, root) = (&mut rank.communicator, (turn % 3) as u32);
+            comm.broadcast(&mut buffer, len, kind, root, &rank.stream).unwrap();
+            assert_eq!(content(&buffer, len), pattern(root as usize + turn, len), "turn {turn}");
+
+            let mut sum = rank.empty(len);
+            let comm = &mut rank.communicator;
+            comm.all_reduce(&send, &mut sum, len, kind, ReduceOp::Max, &rank.stream).unwrap();
+            comm.reduce_scatter(&buffer, &mut sum, 0, kind, ReduceOp::Max, &rank.stream).unwrap();
+            if turn == 150 || turn == 299 {
+                comm.barrier().unwrap();
+                counts.push((open(), mapped().matches("memfd:cluster-health").count()));
+                comm.barrier().unwrap();
+            }
+        }
+        counts
+    });
+    for count in &counts {
+        // Other tests of this process may run beside; a leak would be of many hundreds.
+        assert!(count[1].0 < count[0].0 + 200, "descriptors: {count:?}");
+        assert!(count[1].1 < count[0].1 + 200, "mappings: {count:?}");
+    }
+}
+
+#[test]
+fn a_board_is_of_no_use_after_a_failed_exchange_or_a_farewell() {
+    let groups = RankGroup::threads(2).unwrap();
+    let texts: Vec<_> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = groups
+            .into_iter()
+            .map(|group| {
+                scope.spawn(move || {
+                    let mut board = Board::new(&group, 9).unwrap();
+                    board.exchange(1, &[1], |_, _| Ok(())).unwrap();
+                    if group.rank() == 0 {
+                        board.leave(2, b"bye");
+                        board.leave(3, b"again");
+                        return error_text(board.exchange(1, &[], |_, _| Ok(())));
+                    }
+                    let mut last = Vec::new();
+                    let refused = board.exchange(1, &[], |rank, message| {
+                        if rank == 0 {
+                            last = message.bytes.to_vec();
+                        }
+                        group.receive(7).map(drop)
+                    });
+                    assert_eq!(last, b"bye");
+                    refused.unwrap_err();
+                    error_text(board.exchange(1, &[], |_, _| Ok(())))
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(texts.iter().all(|text| text.contains("make a new one")), "{texts:?}");
 }

@@ -500,6 +500,18 @@ mod tests {
     }
 
     #[test]
+    fn pairs_use_no_host_memory() {
+        let axis = |name| Axis::new(name, vec![0], vec![None]);
+        let mut matrix =
+            Matrix::new(Sweep::CorePair, "idle", vec![ByteSize(8)], axis("a"), axis("b"));
+        matrix.gbps.fill(1.0);
+        matrix.status.fill(crate::matrix::CellStatus::Measured);
+        let memory: Vec<String> =
+            matrix.slices().filter_map(|slice| summary_of(&slice)).map(|row| row.memory).collect();
+        assert_eq!(memory, ["device"]);
+    }
+
+    #[test]
     fn reasons_are_counted_and_damaged_lines_told() {
         let mut skipped = sample(4, 0, 1);
         (skipped.status, skipped.reason) = (PointStatus::Skipped, Some("offline".to_owned()));

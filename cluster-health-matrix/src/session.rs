@@ -112,7 +112,7 @@ pub fn record_core_pair(
 /// Gives rank 0 its group when the pair sweep begins; never called for a synthetic machine.
 pub type StartRanks<'a> = &'a mut dyn FnMut() -> Result<Arc<RankGroup>>;
 
-/// What rank 0 tells the others when the pair sweep begins.
+/// What rank 0 tells the others when the pair sweep begins; nothing when there is none.
 #[derive(Debug, Serialize, Deserialize)]
 struct Start {
     plan: CorePairPlan,
@@ -124,7 +124,8 @@ struct Start {
 
 /// Takes part in the pair sweep that rank 0 records: the other rank of [`record_core_pair`] and
 /// [`record`]. `own` is what this rank was asked for; rank 0 must have been asked for the same.
-/// Waits for rank 0 as long as that lives. True when the sweep came to its end.
+/// Waits for rank 0 as long as that lives. True when the sweep came to its end, or rank 0 had
+/// none to measure ([`dismiss`]).
 ///
 /// # Errors
 /// When the ranks were asked for different things, or one of them is lost or hangs.
@@ -137,11 +138,12 @@ pub fn follow(
     let timeout = group.timeout();
     // Rank 0 may measure other things first.
     group.set_timeout(Duration::from_secs(7 * 24 * 3600));
-    group.all_equal("the plan", &plan_text(own)?)?;
-    let message = group.receive(0)?;
+    let message = group.receive(0);
     group.set_timeout(timeout);
-    let start: Start = serde_json::from_slice(&message)
+    let start: Option<Start> = serde_json::from_slice(&message?)
         .map_err(|error| Error::format("rank 0's plan", error.to_string()))?;
+    let Some(start) = start else { return Ok(true) };
+    group.all_equal("the plan", &plan_text(own)?)?;
     let log = if start.before > 0 { Some(SampleReader::open(&start.dir)?) } else { None };
     let mut before = log
         .into_iter()
@@ -152,6 +154,24 @@ pub fn follow(
     let first_seq = start.first_seq;
     let mut course = Course { before: &mut before, clock: &mut clock, first_seq, observer };
     Ok(core_pair_in(machine, &start.plan, Some(group), &mut course)?.end.complete)
+}
+
+/// Lets the ranks in [`follow`] end without a pair sweep, because rank 0's run came to its end
+/// before one.
+///
+/// # Errors
+/// When a rank is gone.
+pub fn dismiss(group: &RankGroup) -> Result<()> {
+    tell(group, None)
+}
+
+fn tell(group: &RankGroup, start: Option<&Start>) -> Result<()> {
+    let message =
+        serde_json::to_vec(&start).map_err(|error| Error::format("the plan", error.to_string()))?;
+    for rank in 1..group.size() {
+        group.send(rank, &message)?;
+    }
+    Ok(())
 }
 
 /// The text that ranks compare.
@@ -270,15 +290,9 @@ fn begin(
     before: u64,
     dir: &Path,
 ) -> Result<()> {
-    group.all_equal("the plan", &plan_text(plan)?)?;
     let dir = std::path::absolute(dir).map_err(|error| Error::io("finding", dir, error))?;
-    let start = Start { plan: plan.clone(), first_seq, before, dir };
-    let message =
-        serde_json::to_vec(&start).map_err(|error| Error::format("the plan", error.to_string()))?;
-    for rank in 1..group.size() {
-        group.send(rank, &message)?;
-    }
-    Ok(())
+    tell(group, Some(&Start { plan: plan.clone(), first_seq, before, dir }))?;
+    Ok(group.all_equal("the plan", &plan_text(plan)?)?)
 }
 
 /// A killed run left its last segment without end and accounts: the log has both.

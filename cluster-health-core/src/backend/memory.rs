@@ -87,16 +87,24 @@ impl Mapping {
     /// All of a peer's shared memory.
     pub(crate) fn whole_file(file: OwnedFd) -> Result<Self> {
         let len = file_len(&file)?;
-        Self::map(len, libc::MAP_SHARED, Some(file))
+        Self::of_file(file, len)
     }
 
     /// A peer's shared memory.
     pub(crate) fn of_file(file: OwnedFd, len: usize) -> Result<Self> {
-        // Sealed against shrinking by its maker; a shorter file would be a SIGBUS later.
+        // A file that is shorter, or becomes shorter, would be a SIGBUS later.
+        let sealed = rustix::fs::fcntl_get_seals(&file)
+            .is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK));
+        if !sealed {
+            return Err(Error::format("a peer's memory", "is not sealed against shrinking"));
+        }
         if file_len(&file)? < len {
             return Err(Error::format("a peer's memory", "is shorter than it says"));
         }
-        Self::map(len, libc::MAP_SHARED, Some(file))
+        let mut mapping = Self::map(len, libc::MAP_SHARED, Some(file))?;
+        // The mapping needs no descriptor, and a process has few of them.
+        mapping.file = None;
+        Ok(mapping)
     }
 
     /// The memfd of a shared mapping.
@@ -279,4 +287,22 @@ pub(crate) unsafe fn check_tags(address: *const u8, pattern: &TagPattern) -> boo
         unsafe { ptr::copy_nonoverlapping(source, found.as_mut_ptr(), expected.len()) };
         found[..expected.len()] == *expected
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_memory_that_cannot_shrink_is_mapped() {
+        let shared = Mapping::shared(8192).unwrap();
+        let file = shared.file().unwrap().try_clone_to_owned().unwrap();
+        assert_eq!(Mapping::whole_file(file).unwrap().len(), 8192);
+        let file = shared.file().unwrap().try_clone_to_owned().unwrap();
+        assert!(Mapping::of_file(file, 8193).unwrap_err().to_string().contains("shorter"));
+        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let loose = rustix::fs::memfd_create("loose", flags).unwrap();
+        rustix::fs::ftruncate(&loose, 8192).unwrap();
+        assert!(Mapping::whole_file(loose).unwrap_err().to_string().contains("not sealed"));
+    }
 }

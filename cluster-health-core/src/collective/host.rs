@@ -20,6 +20,10 @@ const INLINE: usize = 4096;
 /// from 1, so this is never one of theirs.
 const BOARD_TAG: u64 = u64::MAX;
 
+/// So many buffers of each other rank stay mapped. A mapping keeps the memory, also when its owner
+/// has dropped the buffer. One operation uses two at most.
+const MOST_MAPPED: usize = 32;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Operation {
@@ -100,10 +104,11 @@ impl Arrival {
 #[derive(Debug)]
 pub(super) struct HostCollectives<'g> {
     board: Board<'g>,
-    /// Per rank its buffers that are mapped here. They stay mapped as long as the communicator.
+    /// Per rank its buffers that are mapped here, the one used last at the end.
     peers: Vec<Vec<(u64, Mapping)>>,
-    /// Own buffers that the others have.
-    shared: Vec<u64>,
+    /// Per rank the own buffers that it has mapped, in the same order: both sides see the same
+    /// uses, so they let go of the same buffers.
+    shared: Vec<Vec<u64>>,
     /// Number of sends to and receives from each rank.
     sent: Vec<u64>,
     received: Vec<u64>,
@@ -118,7 +123,7 @@ impl<'g> HostCollectives<'g> {
         Ok(Self {
             board,
             peers: (0..size).map(|_| Vec::new()).collect(),
-            shared: Vec::new(),
+            shared: vec![Vec::new(); size],
             sent: vec![0; size],
             received: vec![0; size],
             broken: false,
@@ -156,33 +161,41 @@ impl<'g> HostCollectives<'g> {
         (1..size).map(move |step| (rank + step) % size)
     }
 
-    /// Gives a buffer to the other ranks once.
-    fn share(&mut self, buffer: &DeviceBuffer) -> Result<()> {
-        if self.shared.contains(&buffer.id()) {
+    /// Gives a buffer to a rank that does not have it. That rank must use it in the same operation.
+    fn share(&mut self, buffer: &DeviceBuffer, to: usize) -> Result<()> {
+        let shared = &mut self.shared[to];
+        if let Some(place) = shared.iter().rposition(|id| *id == buffer.id()) {
+            shared[place..].rotate_left(1);
             return Ok(());
         }
-        let file = buffer.file()?;
-        for peer in 0..self.group().size() {
-            if peer != self.group().rank() {
-                self.group().send_fd(peer, buffer.id(), file)?;
-            }
+        shared.push(buffer.id());
+        if shared.len() > MOST_MAPPED {
+            shared.remove(0);
         }
-        self.shared.push(buffer.id());
-        Ok(())
+        let peer = u32::try_from(to).unwrap_or(u32::MAX);
+        self.board.group().send_fd(peer, buffer.id(), buffer.file()?)
     }
 
-    /// Address of a rank's buffer here; at least `len` bytes are mapped.
+    fn share_with_all(&mut self, buffer: &DeviceBuffer) -> Result<()> {
+        self.others().try_for_each(|peer| self.share(buffer, peer))
+    }
+
+    /// Address of a rank's buffer here; at least `len` bytes are mapped. It is good until this was
+    /// called for [`MOST_MAPPED`] more buffers of that rank.
     fn peer_address(&mut self, rank: usize, id: u64, len: usize) -> Result<*mut u8> {
         let known = &mut self.peers[rank];
-        let place = match known.iter().position(|(known, _)| *known == id) {
-            Some(place) => place,
+        match known.iter().rposition(|(known, _)| *known == id) {
+            Some(place) => known[place..].rotate_left(1),
             None => {
                 let peer = u32::try_from(rank).unwrap_or(u32::MAX);
                 let file = self.board.group().receive_fd(peer, id)?;
                 known.push((id, Mapping::whole_file(file)?));
-                known.len() - 1
+                if known.len() > MOST_MAPPED {
+                    drop(known.remove(0));
+                }
             }
-        };
+        }
+        let place = known.len() - 1;
         let mapping = &known[place].1;
         if mapping.len() < len {
             return Err(Error::rank_fault(
@@ -280,7 +293,7 @@ impl<'g> HostCollectives<'g> {
                 this.board.ready_next();
                 return Ok(());
             }
-            this.share(receive)?;
+            this.share_with_all(receive)?;
             this.arrive(call, 0, receive.id());
             this.keep_own(from, own, len);
             for other in this.others() {
@@ -322,7 +335,7 @@ impl<'g> HostCollectives<'g> {
         let own = part(receive, rank, size, len)?;
         let from = part(send, 0, size, len)?.cast_const();
         self.run(|this| {
-            this.share(receive)?;
+            this.share_with_all(receive)?;
             this.arrive(call, 0, receive.id());
             // SAFETY:
             // * Block `rank` of the send buffer, which was checked to have all.
@@ -354,7 +367,9 @@ impl<'g> HostCollectives<'g> {
         let len = call.bytes()?;
         let from = part(buffer, 0, 1, len)?.cast_const();
         self.run(|this| {
-            this.share(buffer)?;
+            if this.board.rank() != root {
+                this.share(buffer, root)?;
+            }
             this.arrive(call, 0, buffer.id());
             for other in this.others() {
                 let arrival = this.arrival(other, call)?;
@@ -384,7 +399,7 @@ impl<'g> HostCollectives<'g> {
         let own = part(receive, 0, 1, len)?;
         part(send, 0, size, len)?;
         self.run(|this| {
-            this.share(send)?;
+            this.share_with_all(send)?;
             this.arrive(call, send.id(), 0);
             let mut sources = Vec::with_capacity(size);
             for other in 0..size {
@@ -420,8 +435,8 @@ impl<'g> HostCollectives<'g> {
         let (start, end) = (border(rank), border(rank + 1));
         self.run(|this| {
             let source: &DeviceBuffer = send.unwrap_or(receive);
-            this.share(source)?;
-            this.share(receive)?;
+            this.share_with_all(source)?;
+            this.share_with_all(receive)?;
             this.arrive(call, source.id(), receive.id());
             let (mut sources, mut targets) = (Vec::with_capacity(size), Vec::with_capacity(size));
             for other in 0..size {
@@ -528,7 +543,7 @@ impl<'g> HostCollectives<'g> {
         let len = call.bytes()?;
         part(buffer, 0, 1, len)?;
         self.run(|this| {
-            this.share(buffer)?;
+            this.share(buffer, from)?;
             this.received[from] += 1;
             let sequence = this.received[from];
             let pair = this.board.pair(this.board.rank(), from);

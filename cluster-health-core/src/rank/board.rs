@@ -42,9 +42,10 @@ const NO_CPU: u64 = u64::MAX;
 const SPINS: u32 = 4000;
 /// The first of these looks follow each other without a pause.
 const EAGER_SPINS: u32 = 500;
-/// Then gives it away so often before sleeping.
-const YIELDS: u32 = 400;
+/// A nap ends up to twice as late as asked for, and a rank that naps inside a collective adds that
+/// to its time: it only naps when that is a small part of what it has waited already.
 const NAP: Duration = Duration::from_micros(50);
+const AWAKE: Duration = Duration::from_millis(10);
 
 /// Shared memory in which the ranks of one host show each other short messages: a control channel
 /// that costs no system call, beside the device's own collectives.
@@ -61,6 +62,8 @@ pub struct Board<'g> {
     /// Number of the last exchange that was published.
     sequence: u64,
     timeout: Cell<Duration>,
+    /// The ranks no longer agree where they are, or this one said its last word.
+    ended: bool,
 }
 
 /// Places of a pair's cells.
@@ -112,8 +115,15 @@ impl<'g> Board<'g> {
         } else {
             Mapping::of_file(group.receive_fd(0, tag)?, len)?
         };
-        let board =
-            Self { group, mapping, rank, size, sequence: 0, timeout: Cell::new(group.timeout()) };
+        let board = Self {
+            group,
+            mapping,
+            rank,
+            size,
+            sequence: 0,
+            timeout: Cell::new(group.timeout()),
+            ended: false,
+        };
         board.cell(board.line(rank) + CPU).store(NO_CPU, Ordering::Relaxed);
         Ok(board)
     }
@@ -196,9 +206,10 @@ impl<'g> Board<'g> {
     }
 
     /// Shows this rank's message of the next exchange, cut to [`LONGEST`](Self::LONGEST) bytes,
-    /// without waiting for the others'.
+    /// without waiting for the others'. Whoever calls this reads everybody's before the next call,
+    /// or never calls it again: a slow rank may still read the message before the last one.
     #[inline]
-    pub fn publish(&mut self, kind: u32, message: &[u8]) {
+    pub(crate) fn publish(&mut self, kind: u32, message: &[u8]) {
         let length = message.len().min(LONGEST);
         self.sequence += 1;
         let slot = self.slot(self.rank, self.sequence);
@@ -246,19 +257,36 @@ impl<'g> Board<'g> {
     /// every rank's in order, its own included.
     ///
     /// # Errors
-    /// When a rank is missing, or what `visit` returns.
+    /// When a rank is missing, or what `visit` returns; [`Error::Busy`] after such an error and
+    /// after [`leave`](Self::leave).
     pub fn exchange(
         &mut self,
         kind: u32,
         message: &[u8],
         mut visit: impl FnMut(usize, Message<'_>) -> Result<()>,
     ) -> Result<()> {
+        if self.ended {
+            let text = "an exchange of this board failed before; make a new one";
+            return Err(Error::Busy(text.to_owned()));
+        }
+        // Until all have been read the slot of the exchange before may have readers.
+        self.ended = true;
         self.publish(kind, message);
         for rank in 0..self.size {
             visit(rank, self.message(rank)?)?;
         }
         self.ready_next();
+        self.ended = false;
         Ok(())
+    }
+
+    /// Shows a last message in the place of the next exchange and takes part in no further one.
+    /// Nothing is shown after an exchange that failed.
+    pub fn leave(&mut self, kind: u32, message: &[u8]) {
+        if !self.ended {
+            self.ended = true;
+            self.publish(kind, message);
+        }
     }
 
     fn wait_for(&self, rank: usize, cell: &AtomicU64, value: u64) -> Result<()> {
@@ -275,20 +303,22 @@ impl<'g> Board<'g> {
             }
         }
         let began = Instant::now();
+        let mut nap = false;
         let mut turns = 0_u32;
         let mut last_look = Duration::ZERO;
         loop {
             if arrived() {
                 return Ok(());
             }
-            if turns < YIELDS {
-                std::thread::yield_now();
-            } else {
+            if nap {
                 std::thread::sleep(NAP);
+            } else {
+                std::thread::yield_now();
             }
             turns = turns.saturating_add(1);
             if turns.is_multiple_of(16) {
                 let waited = began.elapsed();
+                nap = waited > AWAKE;
                 // A thread that nobody bound may have moved onto the other rank's CPU.
                 if turns == 16
                     && let Ok(cpu) = current_cpu()

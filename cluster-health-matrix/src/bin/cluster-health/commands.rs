@@ -19,7 +19,7 @@ use cluster_health_matrix::run::{
     AffinityFile, FolderLock, OpenMode, PlanRecord, RunStatus, SampleReader, unix_seconds, utc_now,
 };
 use cluster_health_matrix::samples::{Sample, Sweep};
-use cluster_health_matrix::session::{follow, record, record_import};
+use cluster_health_matrix::session::{dismiss, follow, record, record_import};
 use cluster_health_matrix::sweep::core_pair_ready;
 use cluster_health_matrix::{CancelToken, Error, Result};
 use serde_json::{Value, json};
@@ -203,6 +203,11 @@ fn record_run(
         record(command, machine, plan, &mut ranks, notes, &args.out, &options, &mut terminal);
     terminal.finish();
     let report = result?;
+    if let Membership::Rank(group) = &membership {
+        // The run was complete already, or was interrupted before its pairs. A rank that is gone
+        // by now misses nothing.
+        dismiss(group).ok();
+    }
     if !args.output.quiet {
         for note in &report.manifest.notes {
             log!("note: {note}");

@@ -208,6 +208,11 @@ pub(crate) trait PairRunner {
     /// The clock of `t_ns`.
     fn now_ns(&self) -> u64;
 
+    /// Time that writing and comparing tags took so far, nanoseconds.
+    fn check_ns(&self) -> u64 {
+        0
+    }
+
     /// Tells the other rank that no further point comes.
     fn stop(&mut self) {}
 }
@@ -357,6 +362,7 @@ impl Points for Pairs<'_> {
         } else {
             runner.measure(&PlannedPair { point: *point, cpus }, best, sample)?;
         }
+        self.accounts.timings.check_ns = runner.check_ns();
         let ended = runner.now_ns();
         let began = sample.t_ns.unwrap_or(ended);
         sample.t_ns = Some(clock.begin(began));
