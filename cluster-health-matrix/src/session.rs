@@ -104,7 +104,9 @@ pub fn record_core_pair(
     record(command, machine, &plan, ranks, Vec::new(), dir, options, observer)
 }
 
-/// Gives rank 0 its group when the pair sweep begins; never called for a synthetic machine.
+/// Gives rank 0 its group when the pair sweep begins; never called for a synthetic machine, nor when
+/// nothing of the sweep is left to measure: ranks that wait in [`follow`] are then to be told with
+/// [`dismiss`].
 pub type StartRanks<'a> = &'a mut dyn FnMut() -> Result<RankGroup>;
 
 /// What rank 0 tells the others when the pair sweep begins.
@@ -117,9 +119,39 @@ struct Start {
     dir: PathBuf,
 }
 
+/// Rank 0's message to the others.
+#[derive(Debug, Serialize, Deserialize)]
+enum Call {
+    Begin(Box<Start>),
+    /// Nothing is to be measured now; whether the run is complete.
+    Nothing(bool),
+}
+
+impl Call {
+    fn send(&self, group: &RankGroup, plan: &CorePairPlan) -> Result<()> {
+        group.all_equal("the plan", &plan_text(plan)?)?;
+        let message = serde_json::to_vec(self)
+            .map_err(|error| Error::format("the plan", error.to_string()))?;
+        for rank in 1..group.size() {
+            group.send(rank, &message)?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells the ranks that wait in [`follow`] for a sweep of `plan` that there is nothing to measure,
+/// because the run is complete or ended before its pair sweep. For a rank 0 whose group is still
+/// unused when [`record`] returns.
+///
+/// # Errors
+/// When the ranks were asked for different things, or one of them is lost or hangs.
+pub fn dismiss(group: &RankGroup, plan: &CorePairPlan, complete: bool) -> Result<()> {
+    Call::Nothing(complete).send(group, plan)
+}
+
 /// Takes part in the pair sweep that rank 0 records: the other rank of [`record_core_pair`] and
 /// [`record`]. `own` is what this rank was asked for; rank 0 must have been asked for the same.
-/// Waits for rank 0 as long as that lives. True when the sweep came to its end.
+/// Waits for rank 0 as long as that lives. True when the sweep came to its end, or had before.
 ///
 /// # Errors
 /// When the ranks were asked for different things, or one of them is lost or hangs.
@@ -135,8 +167,12 @@ pub fn follow(
     group.all_equal("the plan", &plan_text(own)?)?;
     let message = group.receive(0)?;
     group.set_timeout(timeout);
-    let start: Start = serde_json::from_slice(&message)
+    let call = serde_json::from_slice(&message)
         .map_err(|error| Error::format("rank 0's plan", error.to_string()))?;
+    let start = match call {
+        Call::Begin(start) => start,
+        Call::Nothing(complete) => return Ok(complete),
+    };
     let log = if start.before > 0 { Some(SampleReader::open(&start.dir)?) } else { None };
     let mut before = log
         .into_iter()
@@ -235,15 +271,9 @@ fn begin(
     before: u64,
     dir: &Path,
 ) -> Result<()> {
-    group.all_equal("the plan", &plan_text(plan)?)?;
     let dir = std::path::absolute(dir).map_err(|error| Error::io("finding", dir, error))?;
     let start = Start { plan: plan.clone(), first_seq, before, dir };
-    let message =
-        serde_json::to_vec(&start).map_err(|error| Error::format("the plan", error.to_string()))?;
-    for rank in 1..group.size() {
-        group.send(rank, &message)?;
-    }
-    Ok(())
+    Call::Begin(Box::new(start)).send(group, plan)
 }
 
 /// Measures what is missing; true when nothing of the plan is left. `timings` is what the sweeps

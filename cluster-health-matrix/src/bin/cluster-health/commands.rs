@@ -18,7 +18,7 @@ use cluster_health_matrix::run::{
     AffinityFile, FolderLock, OpenMode, PlanRecord, RunStatus, SampleReader, unix_seconds, utc_now,
 };
 use cluster_health_matrix::samples::{Sample, Sweep};
-use cluster_health_matrix::session::{follow, record, record_import};
+use cluster_health_matrix::session::{dismiss, follow, record, record_import};
 use cluster_health_matrix::sweep::core_pair_ready;
 use cluster_health_matrix::{CancelToken, Error, Result};
 use serde_json::{Value, json};
@@ -202,6 +202,10 @@ fn record_run(
         record(command, machine, plan, &mut ranks, notes, &args.out, &options, &mut terminal);
     terminal.finish();
     let report = result?;
+    if let (Membership::Rank(group), Some(plan)) = (&membership, &plan.core_pair) {
+        // Whoever is gone or was asked for something else says so itself; the results stand.
+        dismiss(group, plan, report.manifest.status == RunStatus::Complete).ok();
+    }
     if !args.output.quiet {
         for note in &report.manifest.notes {
             eprintln!("note: {note}");
