@@ -231,6 +231,15 @@ pub fn record(
     let mut timings = Timings::default();
     let mut found = Vec::new();
     let result = measure(machine, plan, ranks, &mut folder, (&mut timings, &mut found), observer);
+    let result = match result {
+        // A Ctrl-C goes to all processes of a terminal, and ends a rank that is only starting.
+        Err(Error::Core(cluster_health_core::Error::Rank { timed_out: false, .. }))
+            if observer.is_cancelled() =>
+        {
+            Ok(false)
+        }
+        other => other,
+    };
     found.retain(|note| !manifest.notes.contains(note));
     manifest.notes.append(&mut found);
 
