@@ -140,11 +140,12 @@ fn both_ranks_have_the_same_blocks_and_numbers() {
 
 #[test]
 fn ci_adds_the_same_blocks_on_both_ranks() {
-    // No interval is that narrow: all cells in all blocks that --ci may add.
+    // Only a cell whose blocks all have the same time on a coarse clock is as narrow as that.
     let tight = build(plan().sizes([ByteSize(8)]).repeats(3).ci(Some(1e-9)));
     let [(first, samples0), (second, samples1)] = run(&tight, Default::default());
     assert!(first.unwrap().end.complete && second.unwrap().end.complete);
-    assert_complete_blocks(&tight, &samples0, 20);
+    let blocks = visits(&samples0).len();
+    assert!((4..=20).contains(&blocks), "{blocks}");
     assert_same([&samples0, &samples1]);
 
     // Which cells need more depends on what was measured.
