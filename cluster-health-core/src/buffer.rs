@@ -482,7 +482,11 @@ impl TagPattern {
         };
         for index in 0..count {
             // Evenly spaced from the first word to the last.
-            let word = if count == 1 { 0 } else { index * (words - 1) / (count - 1) };
+            let word = match count {
+                1 => 0,
+                _ if count == words => index,
+                _ => index * (words - 1) / (count - 1),
+            };
             if !emit(word * WORD, WORD) {
                 return false;
             }

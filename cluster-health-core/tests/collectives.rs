@@ -1,4 +1,11 @@
 //! Collectives of the host backend between threads, against a plain computation of the same thing.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::float_cmp,
+    reason = "a test of small numbers: what goes wrong must panic"
+)]
 
 use std::time::Duration;
 

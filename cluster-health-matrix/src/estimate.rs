@@ -3,12 +3,12 @@
 //! A cell's estimate is the median of its per-block medians; its spread comes from the variation
 //! between blocks, never from iterations inside one point, which share that visit's stall.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use cluster_health_core::{Bandwidth, ByteSize};
 use ndarray::Array3;
 
-use crate::matrix::{Axis, CellStatus, Matrix};
+use crate::matrix::{Axis, CellStatus, Matrix, Memory};
 use crate::plan::H2dPlan;
 use crate::samples::{PointStatus, Sample, Sweep};
 use crate::stats::{median, quantile_sorted};
@@ -40,7 +40,8 @@ pub(crate) fn pair_axes(
     )
 }
 
-/// Gathers the samples of one sweep, load and memory kind.
+/// Gathers the samples of one sweep, load and memory kind: where the first measured point used
+/// page-locked memory, points with pageable memory are left out, and the other way round.
 ///
 /// Memory: 8 bytes per cell and block, 1 byte of status, and the matrix at the end.
 #[derive(Debug, Clone)]
@@ -52,10 +53,12 @@ pub struct Estimates {
     columns: Axis,
     row_of: HashMap<u32, usize>,
     column_of: HashMap<u32, usize>,
-    /// Per block a rate for every cell, NaN = none.
-    blocks: Vec<Vec<f64>>,
+    /// By block a rate for every cell, NaN = none.
+    blocks: BTreeMap<u32, Vec<f64>>,
+    /// Whether the host memory of the first measured point was pageable; others are left out.
+    pageable: Option<bool>,
     /// Rates of all visits where a block visited a cell more than once; its median counts.
-    repeated: HashMap<(usize, usize), Vec<f64>>,
+    repeated: HashMap<(u32, usize), Vec<f64>>,
     status: Vec<CellStatus>,
     scratch: Vec<f64>,
 }
@@ -74,7 +77,8 @@ impl Estimates {
             sizes,
             rows,
             columns,
-            blocks: Vec::new(),
+            blocks: BTreeMap::new(),
+            pageable: None,
             repeated: HashMap::new(),
             status: vec![CellStatus::NotVisited; cells],
             scratch: Vec::new(),
@@ -95,6 +99,11 @@ impl Estimates {
             return;
         }
         let Some(cell) = self.cell(sample) else { return };
+        if let Some(pinned) = sample.pinned
+            && *self.pageable.get_or_insert(pinned.is_pageable()) != pinned.is_pageable()
+        {
+            return;
+        }
         let status = match sample.status {
             PointStatus::Measured => CellStatus::Measured,
             PointStatus::Skipped => CellStatus::Skipped,
@@ -105,11 +114,8 @@ impl Estimates {
         if sample.status != PointStatus::Measured {
             return;
         }
-        let block = sample.block as usize;
-        while self.blocks.len() <= block && self.blocks.len() < 1 << 16 {
-            self.blocks.push(vec![f64::NAN; self.status.len()]);
-        }
-        let Some(rates) = self.blocks.get_mut(block) else { return };
+        let (block, cells) = (sample.block, self.status.len());
+        let rates = self.blocks.entry(block).or_insert_with(|| vec![f64::NAN; cells]);
         self.scratch.clear();
         self.scratch.extend(sample.iter_ns.iter().map(|&time| to_f64(time)));
         let rate = Bandwidth::of(sample.bytes, median(&mut self.scratch)).as_gb_per_second();
@@ -119,6 +125,14 @@ impl Estimates {
             let visits = self.repeated.entry((block, cell)).or_insert_with(|| vec![rates[cell]]);
             visits.push(rate);
             rates[cell] = median(&mut visits.clone());
+        }
+    }
+
+    /// Takes over how the cells of another gathering with the same axes came out, as far as they
+    /// have no stronger status here.
+    pub(crate) fn absorb_statuses(&mut self, other: &Self) {
+        for (own, status) in self.status.iter_mut().zip(&other.status) {
+            *own = stronger(*own, *status);
         }
     }
 
@@ -144,7 +158,8 @@ impl Estimates {
 
     fn block_values(&self, cell: usize, values: &mut Vec<f64>) {
         values.clear();
-        values.extend(self.blocks.iter().map(|block| block[cell]).filter(|rate| rate.is_finite()));
+        values
+            .extend(self.blocks.values().map(|block| block[cell]).filter(|rate| rate.is_finite()));
     }
 
     /// Number of cells' block values that are faster than the path can be, taken out.
@@ -155,12 +170,12 @@ impl Estimates {
             let range = size * per_size..(size + 1) * per_size;
             let mut values: Vec<f64> = self
                 .blocks
-                .iter()
+                .values()
                 .flat_map(|block| block[range.clone()].iter().copied())
                 .filter(|rate| rate.is_finite())
                 .collect();
             let limit = implausible_above(&mut values);
-            for block in &mut self.blocks {
+            for block in self.blocks.values_mut() {
                 for rate in &mut block[range.clone()] {
                     if *rate > limit {
                         *rate = f64::NAN;
@@ -196,6 +211,9 @@ impl Estimates {
         if let (Ok(gbps), Ok(spread)) = (fill(gbps), fill(spread)) {
             matrix.gbps = gbps;
             matrix.spread = spread;
+        }
+        if self.pageable == Some(true) {
+            matrix.memory = Memory::Pageable;
         }
         if let Ok(status) = Array3::from_shape_vec(shape, self.status) {
             matrix.status = status;

@@ -28,6 +28,39 @@ pub enum CellStatus {
     Implausible,
 }
 
+/// What kind of memory the copies of a matrix used, other than that of the device they go to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Memory {
+    /// Host memory that cannot be moved or swapped.
+    PageLocked,
+    /// Ordinary host memory.
+    Pageable,
+    /// Memory of the devices themselves: collectives.
+    Device,
+    /// An import does not say.
+    Unknown,
+}
+
+impl Memory {
+    /// The word of `run.json`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::PageLocked => "page_locked",
+            Self::Pageable => "pageable",
+            Self::Device => "device",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// True for ordinary host memory, whose results have files of their own.
+    #[must_use]
+    pub const fn is_pageable(self) -> bool {
+        matches!(self, Self::Pageable)
+    }
+}
+
 /// One labelled axis of a matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -69,8 +102,8 @@ pub struct Matrix {
     pub sweep: Sweep,
     /// Name of the load profile.
     pub load: String,
-    /// True when the host memory was ordinary, not page-locked.
-    pub pageable: bool,
+    /// What kind of memory the copies used; kinds are never merged.
+    pub memory: Memory,
     /// Bytes per copy (per rank for pairs), ascending.
     pub sizes: Vec<ByteSize>,
     /// Row labels.
@@ -94,7 +127,7 @@ impl Matrix {
         Self {
             sweep,
             load: load.to_owned(),
-            pageable: false,
+            memory: if sweep.is_pair() { Memory::Device } else { Memory::PageLocked },
             sizes,
             rows,
             columns,
@@ -119,7 +152,7 @@ impl Matrix {
         Slice {
             sweep: self.sweep,
             load: &self.load,
-            pageable: self.pageable,
+            memory: self.memory,
             bytes: self.sizes[index],
             rows: &self.rows,
             columns: &self.columns,
@@ -143,8 +176,8 @@ pub struct Slice<'a> {
     pub sweep: Sweep,
     /// Name of the load profile.
     pub load: &'a str,
-    /// True when the host memory was ordinary, not page-locked.
-    pub pageable: bool,
+    /// What kind of memory the copies used.
+    pub memory: Memory,
     /// Bytes per copy (per rank for pairs).
     pub bytes: ByteSize,
     /// Row labels.
@@ -173,7 +206,7 @@ impl Slice<'_> {
             stem.push('-');
             stem.extend(self.load.chars().filter(char::is_ascii_alphanumeric));
         }
-        if self.pageable {
+        if self.memory.is_pageable() {
             stem.push_str("-pageable");
         }
         stem

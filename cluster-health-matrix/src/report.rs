@@ -18,13 +18,13 @@ use cluster_health_core::CpuId;
 
 use crate::error::Result;
 use crate::estimate::{Estimates, axes_of_plan, pair_axes};
-use crate::matrix::{Axis, Matrix, Slice};
+use crate::matrix::{Axis, Matrix, Memory, Slice};
 use crate::output::{csv, markdown, npy};
 use crate::run::{
     AFFINITY, AffinityFile, Manifest, PointCounts, SampleReader, SummaryRow, read_json,
     write_by_rename, write_json,
 };
-use crate::samples::{Sample, Sweep};
+use crate::samples::{PointStatus, Sample, Sweep};
 use crate::stats::quantile_sorted;
 
 /// How outputs look.
@@ -64,8 +64,11 @@ pub struct Report {
     pub misplaced: u64,
 }
 
-/// Estimates by sweep, load and whether the host memory was pageable.
-type Groups = BTreeMap<(Sweep, String, bool), Estimates>;
+/// Most cells that a folder may claim to have.
+const MOST_CELLS: usize = 1 << 27;
+
+/// Estimates by sweep, load and kind of memory.
+type Groups = BTreeMap<(Sweep, String, Memory), Estimates>;
 
 impl Report {
     /// Reads a result folder.
@@ -89,9 +92,10 @@ impl Report {
         }
         let mut matrices = Vec::new();
         let mut points = gathering.points;
-        for ((_, _, pageable), estimates) in gathering.groups {
+        merge_unstarted(&mut gathering.groups, gathering.unstarted);
+        for ((_, _, memory), estimates) in gathering.groups {
             let (mut matrix, dropped) = estimates.finish();
-            matrix.pageable = pageable;
+            matrix.memory = memory;
             points.measured = points.measured.saturating_sub(dropped);
             points.implausible += dropped;
             if dropped > 0 {
@@ -129,10 +133,10 @@ impl Report {
             write_by_rename(&path("npy"), |out| npy::write(&slice, out))?;
             #[cfg(feature = "png")]
             {
-                let picture =
-                    crate::output::png::render(&slice, &style(options)).map_err(|error| {
-                        crate::Error::output(format!("{stem}.png"), error.to_string())
-                    })?;
+                let picture = crate::output::png::render(&slice, &style(options, &self.manifest))
+                    .map_err(|error| {
+                    crate::Error::output(format!("{stem}.png"), error.to_string())
+                })?;
                 write_by_rename(&path("png"), |out| out.write_all(&picture))?;
             }
         }
@@ -173,21 +177,45 @@ impl Report {
 const WORKBOOK_NOTE: &str = "matrices.xlsx: ";
 
 #[cfg(feature = "png")]
-fn style(options: &ReportOptions) -> crate::output::png::Style {
+fn style(options: &ReportOptions, manifest: &Manifest) -> crate::output::png::Style {
     use crate::output::png::{Palette, Style};
     let mut style = Style::default();
     if options.classic_palette {
         style.palette = Palette::Classic;
     }
+    style.note = match manifest.environment.backend.as_str() {
+        "synthetic" => Some("simulated machine: no copy was made".to_owned()),
+        "" => Some(format!("imported data, {}", manifest.order)),
+        _ => None,
+    };
     style
 }
 
 /// Sizes, rows and columns of a sweep.
 type SweepAxes = (Vec<cluster_health_core::ByteSize>, Axis, Axis);
 
+/// Cells of points that were never started are holes of the matrix that the others made: of each
+/// where there are two, and of a page-locked one where there is none.
+fn merge_unstarted(groups: &mut Groups, unstarted: Groups) {
+    for ((sweep, load, _), holes) in unstarted {
+        let mut found = false;
+        for ((other, other_load, _), estimates) in groups.iter_mut() {
+            if *other == sweep && *other_load == load {
+                estimates.absorb_statuses(&holes);
+                found = true;
+            }
+        }
+        if !found {
+            groups.insert((sweep, load, Memory::PageLocked), holes);
+        }
+    }
+}
+
 /// What one pass over the log gathers.
 struct Gathering {
     groups: Groups,
+    /// Points that have no memory because they were never started.
+    unstarted: Groups,
     /// Of the sweeps whose rows are CPUs and columns devices, and of the pairs.
     axes: [Option<SweepAxes>; 2],
     nodes: BTreeMap<u32, u32>,
@@ -235,8 +263,19 @@ impl Gathering {
                 "the plan names no sweep",
             ));
         }
+        let cells = axes.iter().flatten().fold(0_usize, |sum, (sizes, rows, columns)| {
+            let cells = sizes.len().saturating_mul(rows.len()).saturating_mul(columns.len());
+            sum.saturating_add(cells)
+        });
+        if cells > MOST_CELLS {
+            return Err(crate::Error::format(
+                dir.join(crate::run::MANIFEST).display().to_string(),
+                format!("a plan of {cells} cells is beyond {MOST_CELLS}"),
+            ));
+        }
         Ok(Self {
             groups: Groups::new(),
+            unstarted: Groups::new(),
             axes,
             nodes,
             points: PointCounts::default(),
@@ -264,14 +303,20 @@ impl Gathering {
         if !sample.is_matrix_point() {
             return;
         }
-        // A point that was never started has no memory: it belongs to the page-locked group, where
-        // its cell is then known to be empty.
-        let pageable = sample.pinned.is_some_and(crate::samples::Pinned::is_pageable);
-        let key = (sample.sweep, sample.load.clone(), pageable);
+        let memory = match sample.pinned {
+            _ if sample.sweep.is_pair() => Memory::Device,
+            Some(pinned) if pinned.is_pageable() => Memory::Pageable,
+            Some(_) => Memory::PageLocked,
+            None => Memory::Unknown,
+        };
+        // A point that was never started used no memory: it belongs to those that were.
+        let unstarted = memory == Memory::Unknown && sample.status != PointStatus::Measured;
+        let groups = if unstarted { &mut self.unstarted } else { &mut self.groups };
+        let key = (sample.sweep, sample.load.clone(), memory);
         let Some((sizes, rows, columns)) = &self.axes[usize::from(sample.sweep.is_pair())] else {
             return;
         };
-        self.groups
+        groups
             .entry(key)
             .or_insert_with(|| {
                 Estimates::new(
@@ -316,7 +361,7 @@ pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
         bytes: slice.bytes,
         load: slice.load.to_owned(),
         rate: if slice.sweep.is_pair() { "per_rank" } else { slice.sweep.as_str() }.to_owned(),
-        memory: if slice.pageable { "pageable" } else { "page_locked" }.to_owned(),
+        memory: slice.memory.as_str().to_owned(),
         count: rates.len() as u64,
         min: q(0.0),
         p10: q(0.1),

@@ -121,7 +121,8 @@ pub struct SummaryRow {
     pub load: String,
     /// `h2d`, or `per_rank` for pairs.
     pub rate: String,
-    /// `page_locked` or `pageable` host memory; never mixed in one row.
+    /// `page_locked` or `pageable` host memory, `device` memory (pairs), `unknown` (imports); never
+    /// mixed in one row.
     pub memory: String,
     /// Measured cells.
     pub count: u64,
@@ -456,6 +457,31 @@ pub struct SampleReader {
     end: u64,
 }
 
+/// Where the time went from point `first_seq` to the end of a log; data checks are not in it.
+///
+/// # Errors
+/// When the log cannot be read.
+pub fn timings_of_log(dir: &Path, first_seq: u64) -> Result<Timings> {
+    let mut timings = Timings::default();
+    let mut first = None;
+    for sample in SampleReader::open(dir)? {
+        let sample = sample?;
+        if sample.seq < first_seq {
+            continue;
+        }
+        let iterations = sample.iter_ns.iter().sum::<u64>();
+        let warmup = sample.warmup_ns.iter().sum::<u64>();
+        timings.iterations_ns += iterations;
+        timings.warmup_ns += warmup;
+        timings.touch_ns += sample.touch_ns;
+        timings.bind_ns += sample.bind_ns;
+        let begin = sample.t_ns.unwrap_or(0);
+        let end = begin + iterations + warmup + sample.touch_ns + sample.bind_ns;
+        timings.wall_ns = end.saturating_sub(*first.get_or_insert(begin));
+    }
+    Ok(timings)
+}
+
 /// A line that is not a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -544,6 +570,8 @@ pub struct RunFolder {
     len: u64,
     line: Vec<u8>,
     next_seq: u64,
+    /// When an interrupted run wrote its last line.
+    written: Option<SystemTime>,
 }
 
 /// How a folder is opened.
@@ -573,12 +601,14 @@ pub enum Opened {
 
 fn lock(file: &File, dir: &Path) -> Result<()> {
     use rustix::fs::{FlockOperation, flock};
-    flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-        Error::Busy(format!(
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::Busy(format!(
             "{} is in use by another run; wait for it or choose another folder",
             dir.display()
-        ))
-    })
+        ))),
+        // Some network file systems have no locks: the run goes on without one.
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
 /// A result folder that nobody else may write, until this is dropped.
@@ -671,7 +701,14 @@ impl RunFolder {
             .open(&path)
             .map_err(|error| Error::io("--out: opening", &path, error))?;
         lock(&log, dir)?;
-        Ok(Self { dir: dir.to_owned(), log, len: 0, line: Vec::with_capacity(1024), next_seq: 0 })
+        Ok(Self {
+            dir: dir.to_owned(),
+            log,
+            len: 0,
+            line: Vec::with_capacity(1024),
+            next_seq: 0,
+            written: None,
+        })
     }
 
     fn resume(dir: &Path, wanted: &Manifest) -> Result<Opened> {
@@ -692,6 +729,8 @@ impl RunFolder {
         }
         folder.len = reader.end();
         let path = dir.join(SAMPLES);
+        // Before the torn tail is cut off, which would count as a write.
+        folder.written = folder.log.metadata().and_then(|data| data.modified()).ok();
         folder
             .log
             .set_len(folder.len)
@@ -728,8 +767,7 @@ impl RunFolder {
         let pause = if machine.has_virtual_time() {
             0
         } else {
-            let written = self.log.metadata().and_then(|data| data.modified()).ok();
-            written
+            self.written
                 .and_then(|time| SystemTime::now().duration_since(time).ok())
                 .and_then(|pause| u64::try_from(pause.as_nanos()).ok())
                 .unwrap_or(0)
@@ -740,8 +778,8 @@ impl RunFolder {
     /// Appends one line with one write.
     ///
     /// # Errors
-    /// When the point is not the one that the log goes on with, or the line cannot be written whole: what was written before stays valid, the part of
-    /// this line is cut off.
+    /// When the point is not the one that the log goes on with, or the line cannot be written whole:
+    /// what was written before stays valid, the part of this line is cut off.
     pub fn append(&mut self, sample: &Sample) -> Result<()> {
         let path = || self.dir.join(SAMPLES);
         if sample.seq != self.next_seq {
@@ -798,6 +836,15 @@ fn difference(found: &Manifest, wanted: &Manifest) -> Option<String> {
             "backend: {} then, {} now",
             found.environment.backend, wanted.environment.backend
         ));
+    }
+    for (what, then, now) in [
+        ("host", &found.environment.hostname, &wanted.environment.hostname),
+        ("processor", &found.environment.cpu_model, &wanted.environment.cpu_model),
+    ] {
+        if then != now {
+            let word = |name: &Option<String>| name.clone().unwrap_or_else(|| "unknown".to_owned());
+            return Some(format!("{what}: {} then, {} now", word(then), word(now)));
+        }
     }
     if found.environment.scenario != wanted.environment.scenario {
         return Some("the scenario of the synthetic machine changed".to_owned());

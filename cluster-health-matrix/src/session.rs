@@ -1,6 +1,10 @@
 //! A sweep recorded into a result folder: manifest, log, resume, outputs.
 
+#[cfg(test)]
+mod tests;
+
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_health_core::Machine;
@@ -8,6 +12,7 @@ use cluster_health_core::affinity::Census;
 use cluster_health_core::rank::RankGroup;
 use serde::{Deserialize, Serialize};
 
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::observer::{Observer, Progress};
 use crate::older::import::{ImportRequest, Imported};
@@ -15,7 +20,7 @@ use crate::plan::{CorePairPlan, H2dPlan};
 use crate::report::{Report, ReportOptions};
 use crate::run::{
     ImportPlan, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus, SampleReader,
-    Segment, utc_now,
+    Segment, timings_of_log, utc_now,
 };
 use crate::samples::Sample;
 use crate::sweep::{Course, RunClock, Timings, core_pair_in, h2d_in, not_this_plan};
@@ -83,7 +88,7 @@ pub fn record_h2d(
     record(command, machine, &plan, &mut no_ranks, Vec::new(), dir, options, observer)
 }
 
-fn no_ranks() -> Result<RankGroup> {
+fn no_ranks() -> Result<Arc<RankGroup>> {
     Err(Error::invalid("ranks", "this sweep needs none"))
 }
 
@@ -107,7 +112,7 @@ pub fn record_core_pair(
 /// Gives rank 0 its group when the pair sweep begins; never called for a synthetic machine, nor when
 /// nothing of the sweep is left to measure: ranks that wait in [`follow`] are then to be told with
 /// [`dismiss`].
-pub type StartRanks<'a> = &'a mut dyn FnMut() -> Result<RankGroup>;
+pub type StartRanks<'a> = &'a mut dyn FnMut() -> Result<Arc<RankGroup>>;
 
 /// What rank 0 tells the others when the pair sweep begins.
 #[derive(Debug, Serialize, Deserialize)]
@@ -214,7 +219,10 @@ pub fn record(
     let (mut folder, mut manifest) = match RunFolder::open(dir, options.mode, &wanted)? {
         Opened::Complete(_) => return Report::read(dir),
         Opened::Fresh(folder) => (folder, wanted),
-        Opened::Interrupted(folder, manifest) => (folder, *manifest),
+        Opened::Interrupted(folder, mut manifest) => {
+            account_for_crash(&mut manifest, dir)?;
+            (folder, *manifest)
+        }
     };
     folder.write_affinity(machine.census()?)?;
     manifest.status = RunStatus::Running;
@@ -227,10 +235,33 @@ pub fn record(
     });
     folder.write_manifest(&manifest)?;
 
+    let quiet = Environment::of(machine).disturbances(machine.topology().online().len());
+    for reason in quiet {
+        note(&mut manifest, format!("the node was not quiet: {reason}"));
+    }
+    let throttled = machine.topology().read_nr_throttled().ok().flatten();
     let began = Instant::now();
     let mut timings = Timings::default();
     let mut found = Vec::new();
     let result = measure(machine, plan, ranks, &mut folder, (&mut timings, &mut found), observer);
+    for text in found {
+        note(&mut manifest, text);
+    }
+    let after = machine.topology().read_nr_throttled().ok().flatten();
+    if let (Some(before), Some(after)) = (throttled, after)
+        && after > before
+    {
+        let times = after - before;
+        note(
+            &mut manifest,
+            format!("the cgroup was throttled {times} times during the run: times include waiting"),
+        );
+    }
+    if result.is_err() {
+        // The sweep's own accounts went with it; the log has the same.
+        let first_seq = manifest.segments.last().map_or(0, |segment| segment.first_seq);
+        timings = timings_of_log(dir, first_seq)?;
+    }
     let result = match result {
         // A Ctrl-C goes to all processes of a terminal, and ends a rank that is only starting.
         Err(Error::Core(cluster_health_core::Error::Rank { timed_out: false, .. }))
@@ -240,8 +271,6 @@ pub fn record(
         }
         other => other,
     };
-    found.retain(|note| !manifest.notes.contains(note));
-    manifest.notes.append(&mut found);
 
     if let Some(segment) = manifest.segments.last_mut() {
         segment.end = Some(utc_now());
@@ -272,6 +301,12 @@ pub fn record(
     Ok(report)
 }
 
+fn note(manifest: &mut Manifest, text: String) {
+    if !manifest.notes.contains(&text) {
+        manifest.notes.push(text);
+    }
+}
+
 /// Lets the other ranks begin the pair sweep.
 fn begin(
     group: &RankGroup,
@@ -283,6 +318,18 @@ fn begin(
     let dir = std::path::absolute(dir).map_err(|error| Error::io("finding", dir, error))?;
     let start = Start { plan: plan.clone(), first_seq, before, dir };
     Call::Begin(Box::new(start)).send(group, plan)
+}
+
+/// A killed run left its last segment without end and accounts: the log has both.
+fn account_for_crash(manifest: &mut Manifest, dir: &Path) -> Result<()> {
+    let Some(segment) = manifest.segments.last_mut().filter(|segment| segment.end.is_none()) else {
+        return Ok(());
+    };
+    let timings = timings_of_log(dir, segment.first_seq)?;
+    segment.wall_ns = timings.wall_ns;
+    manifest.wall_ns += timings.wall_ns;
+    manifest.timings += timings;
+    Ok(())
 }
 
 /// Measures what is missing; true when nothing of the plan is left. `timings` is what the sweeps
@@ -326,7 +373,7 @@ fn measure(
                     let before = resumed_at.saturating_sub(first_seq);
                     begin(group, plan, first_seq, before, &dir)?;
                 }
-                core_pair_in(machine, plan, group.as_ref(), &mut course)?.end
+                core_pair_in(machine, plan, group.as_deref(), &mut course)?.end
             }
             _ => continue,
         };

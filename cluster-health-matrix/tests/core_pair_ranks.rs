@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -240,7 +241,7 @@ fn session(plan: &CorePairPlan, dir: &Path, mut watchers: [Watcher; 2]) -> (RunS
             follow(&machine, plan, &mut group1, watcher1).unwrap()
         });
         let mut unused = Some(group0);
-        let mut ranks = || Ok(unused.take().unwrap());
+        let mut ranks = || Ok(Arc::new(unused.take().unwrap()));
         let report =
             record_core_pair("core-pair", &machine, plan, &mut ranks, dir, &options, watcher0)
                 .unwrap();

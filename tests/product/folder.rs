@@ -13,10 +13,10 @@ use crate::support::{
 /// Two small sizes: their arenas fit any usual limit on page-locked memory.
 const SIZES: [u64; 2] = [128 << 10, MIB];
 
-fn host(place: &Place, command: &str) -> Folder {
-    let ran = place.run(&format!(
-        "{command} --quiet --backend host --sizes 128KiB,1MiB --repeats 2 --out @out"
-    ));
+const SWEEP: &str = "--quiet --backend host --sizes 128KiB,1MiB --repeats 2 --out @out";
+
+fn host(place: &Place) -> Folder {
+    let ran = place.run(&format!("h2d {SWEEP}"));
     assert_eq!(ran.code, Some(0), "{ran:?}");
     Folder::read(&place.path("out"))
 }
@@ -39,25 +39,32 @@ fn keys(value: &Value) -> BTreeSet<&str> {
 
 #[test]
 fn all_and_h2d_make_exactly_the_files_of_the_contract() {
-    let mut wanted: BTreeSet<String> =
-        ["samples.jsonl", "run.json", "affinity.json", "matrices.xlsx", "report.md"]
-            .map(str::to_owned)
-            .into();
-    for size in ["128KiB", "1MiB"] {
-        wanted.extend(["csv", "npy", "png"].map(|end| format!("h2d-{size}.{end}")));
-    }
-    for command in ["all", "h2d"] {
+    for (command, stems) in [
+        ("h2d", &["h2d-128KiB", "h2d-1MiB"][..]),
+        ("all", &["h2d-128KiB", "h2d-1MiB", "core-pair-8MiB"]),
+    ] {
         let place = Place::new();
-        let folder = host(&place, command);
-        assert_eq!(names(&folder.dir), wanted);
-        assert_eq!(folder.run["command"], command);
+        let ran = place.run(&format!("{command} {SWEEP}"));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let mut wanted: BTreeSet<String> =
+            ["samples.jsonl", "run.json", "affinity.json", "matrices.xlsx", "report.md"]
+                .map(str::to_owned)
+                .into();
+        for stem in stems {
+            wanted.extend(["csv", "npy", "png"].map(|end| format!("{stem}.{end}")));
+        }
+        assert_eq!(names(&place.path("out")), wanted);
+        let run = json(&place.path("out/run.json"));
+        assert_eq!((&run["command"], &run["status"]), (&command.into(), &"complete".into()));
+        let summary = run["summary"].as_array().unwrap();
+        assert_eq!(summary.len(), stems.len());
     }
 }
 
 #[test]
 fn samples_have_the_fields_of_the_contract() {
     let place = Place::new();
-    let folder = host(&place, "all");
+    let folder = host(&place);
     let wanted: BTreeSet<&str> = [
         "seq",
         "t_ns",
@@ -133,7 +140,7 @@ fn samples_have_the_fields_of_the_contract() {
 #[test]
 fn run_json_has_the_fields_of_the_contract() {
     let place = Place::new();
-    let folder = host(&place, "all");
+    let folder = host(&place);
     let run = &folder.run;
     let wanted = [
         "schema_version",
@@ -194,7 +201,7 @@ fn run_json_has_the_fields_of_the_contract() {
 #[test]
 fn the_summary_is_what_the_samples_say() {
     let place = Place::new();
-    let folder = host(&place, "all");
+    let folder = host(&place);
     let wanted = summary(&rates(folder.first_class()));
     assert_eq!(wanted.keys().copied().collect::<Vec<_>>(), SIZES);
     assert_summary(&folder.run, &wanted, 1e-12);
@@ -282,7 +289,7 @@ fn csv_and_npy_hold_the_same_numbers_and_the_same_holes() {
 #[test]
 fn affinity_json_has_the_fields_of_the_older_tool() {
     let place = Place::new();
-    let folder = host(&place, "all");
+    let folder = host(&place);
     let census = json(&folder.dir.join("affinity.json"));
     assert_eq!(keys(&census), ["cpus", "created_at", "summary"].into());
     let created = census["created_at"].as_str().unwrap();
@@ -316,7 +323,7 @@ fn affinity_json_has_the_fields_of_the_older_tool() {
 #[test]
 fn every_block_measures_the_host_again_with_the_other_arena() {
     let place = Place::new();
-    let folder = host(&place, "h2d");
+    let folder = host(&place);
     let arena_of = |block: u32| {
         folder.first_class().filter(move |p| p.block == block).map(|p| (p.cell(), p.arena.unwrap()))
     };
@@ -329,7 +336,7 @@ fn every_block_measures_the_host_again_with_the_other_arena() {
 #[test]
 fn a_matrix_has_a_number_in_every_cell() {
     let place = Place::new();
-    let folder = host(&place, "h2d");
+    let folder = host(&place);
     let devices = folder.run["devices"].as_array().unwrap().len();
     for size in ["128KiB", "1MiB"] {
         let csv = Csv::read(&folder.dir.join(format!("h2d-{size}.csv")));

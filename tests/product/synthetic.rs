@@ -47,8 +47,9 @@ fn the_full_node_is_measured_in_randomised_complete_blocks() {
         assert_eq!(point.ran_on, [point.cpu]);
         assert_eq!(point.page_nodes, Some([(node(point.cpu), 512)].into()));
         assert_eq!(point.check, "ok");
-        // What is slower than others on its device is taken for cold as long as that may be.
-        assert!(point.settled || point.cpu == 333 || (point.cpu, point.device) == (100, 9));
+        // Until its first visit is over, a slow cell is taken for a cold one.
+        let slow = point.cpu == 333 || (point.cpu, point.device) == (100, 9);
+        assert!(point.settled || (slow && point.block == 0 && !point.sentinel), "{point:?}");
     }
 
     // Every cell once per block.

@@ -33,13 +33,13 @@ unsafe fn stream(mut from: *const u8, mut to: *mut u8, mut len: usize) {
     // SAFETY:
     // * `head` is at most `len`; the caller vouches for the ranges.
     unsafe { std::ptr::copy_nonoverlapping(from, to, head) };
-    // SAFETY:
-    // * As above: both stay inside their ranges or one past them.
-    (from, to) = unsafe { (from.add(head), to.add(head)) };
+    // Wrapping: they are only followed inside their ranges.
+    (from, to) = (from.wrapping_add(head), to.wrapping_add(head));
     len -= head;
     while len >= BLOCK {
         #[allow(clippy::cast_ptr_alignment, reason = "loads are unaligned ones, stores aligned")]
         let (source, target) = (from.cast::<__m128i>(), to.cast::<__m128i>());
+        #[allow(clippy::multiple_unsafe_ops_per_block, reason = "one block of loads and stores")]
         // SAFETY:
         // * BLOCK bytes are left in both ranges, and `to` is aligned to BLOCK.
         // * SSE2 is part of every x86-64 processor.
@@ -52,9 +52,8 @@ unsafe fn stream(mut from: *const u8, mut to: *mut u8, mut len: usize) {
             _mm_stream_si128(target.add(1), b);
             _mm_stream_si128(target.add(2), c);
             _mm_stream_si128(target.add(3), d);
-            from = from.add(BLOCK);
-            to = to.add(BLOCK);
         }
+        (from, to) = (from.wrapping_add(BLOCK), to.wrapping_add(BLOCK));
         len -= BLOCK;
     }
     // SAFETY:
@@ -74,11 +73,12 @@ mod tests {
     fn copies_are_exact_at_any_length_and_alignment() {
         for len in [0, 1, 15, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 77] {
             for shift in [0, 1, 13] {
-                let from: Vec<u8> = (0..len + shift).map(|i| (i * 31 % 251) as u8).collect();
+                let from: Vec<u8> =
+                    (0..len + shift).map(|i| u8::try_from(i * 31 % 251).unwrap()).collect();
                 let mut to = vec![0xEE_u8; len + 2 * shift + 1];
                 // SAFETY:
                 // * Both ranges lie inside their vectors.
-                unsafe { copy(from.as_ptr().add(shift), to.as_mut_ptr().add(shift), len) };
+                unsafe { copy(from[shift..].as_ptr(), to[shift..].as_mut_ptr(), len) };
                 assert_eq!(to[shift..shift + len], from[shift..]);
                 assert!(to[..shift].iter().chain(&to[shift + len..]).all(|byte| *byte == 0xEE));
             }

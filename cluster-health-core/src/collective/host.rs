@@ -330,10 +330,10 @@ impl<'g> HostCollectives<'g> {
             for other in this.others() {
                 let arrival = this.arrival(other, call)?;
                 let target = this.peer_address(other, arrival.receive, size * len)?;
-                // SAFETY:
-                // * Block `rank` of the other's buffer and block `other` of ours, both checked to
-                //   have all; the owner waits in the same call and leaves that block to us.
-                let (source, target) = unsafe { (from.add(other * len), target.add(rank * len)) };
+                // Block `other` of ours and block `rank` of the other's buffer, both checked to have
+                // all; the owner waits in the same call and leaves that block to us.
+                let source = from.wrapping_add(other * len);
+                let target = target.wrapping_add(rank * len);
                 // SAFETY:
                 // * `len` bytes on both sides, in different memory.
                 unsafe { copy(source, target, len) };

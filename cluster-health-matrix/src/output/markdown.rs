@@ -60,7 +60,7 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
         for slice in matrix.slices() {
             section(out, &slice, report)?;
         }
-        if matrix.sizes.len() > 1 {
+        if !matrix.sizes.is_empty() {
             writeln!(
                 out,
                 "Every rate is bytes ÷ time of one copy{}, decimal GB/s; a cell is the median over \

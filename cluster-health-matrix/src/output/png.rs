@@ -534,7 +534,7 @@ fn title(slice: &Slice<'_>) -> String {
 
 fn subtitle(slice: &Slice<'_>, rows: &Track, columns: &Track) -> String {
     let mut text = format!("load {}", slice.load);
-    if slice.pageable {
+    if slice.memory.is_pageable() {
         text.push_str(" · pageable host memory");
     }
     let cells = rows.group * columns.group;
@@ -1140,7 +1140,7 @@ mod tests {
     fn titles_say_what_was_measured() {
         let mut h2d = matrix(2, 1, None, healthy);
         assert_eq!(title(&h2d.slice(0)), "H2D 16 MiB · CPU × device · decimal GB/s");
-        h2d.pageable = true;
+        h2d.memory = crate::matrix::Memory::Pageable;
         let picture = drawn(&h2d).1;
         assert_eq!(
             subtitle(&h2d.slice(0), &picture.rows, &picture.columns),

@@ -439,7 +439,7 @@ fn heat_name(slice: &Slice<'_>) -> String {
         name.push('_');
         name.extend(slice.load.chars().filter(|c| c.is_alphanumeric()));
     }
-    if slice.pageable {
+    if slice.memory.is_pageable() {
         name.push_str("_pageable");
     }
     name
@@ -456,7 +456,7 @@ fn title(slice: &Slice<'_>) -> String {
     if slice.load != "idle" {
         title.push_str(&format!(", load {}", slice.load));
     }
-    if slice.pageable {
+    if slice.memory.is_pageable() {
         title.push_str(", pageable");
     }
     title.push(')');
@@ -522,7 +522,7 @@ fn summary_row(
         slice.bytes.to_string().as_str().into(),
         bytes,
         slice.load.into(),
-        if slice.pageable { "pageable".into() } else { Value::Empty },
+        if slice.memory.is_pageable() { "pageable".into() } else { Value::Empty },
         over.into(),
         id,
         count(cells),
@@ -599,7 +599,7 @@ mod tests {
         let idle = h2d();
         let mut loaded = h2d();
         loaded.load = "cpu:2".to_owned();
-        loaded.pageable = true;
+        loaded.memory = crate::matrix::Memory::Pageable;
         let mut pairs = h2d();
         pairs.sweep = Sweep::CorePair;
         pairs.columns.nodes = vec![Some(3), None, Some(3)];

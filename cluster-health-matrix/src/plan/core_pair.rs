@@ -30,7 +30,7 @@ const FEW: usize = 4;
 /// use cluster_health_matrix::plan::CorePairPlan;
 ///
 /// # fn main() -> cluster_health_matrix::Result<()> {
-/// let scenario = Scenario::parse("[machine]\ncpus = 8\ndevices = 2\n", "example")?;
+/// let scenario = Scenario::parse("[machine]\ncpus = 8\nnuma_nodes = 2\ndevices = 2\n", "example")?;
 /// let machine = Machine::synthetic(scenario)?;
 /// let plan = CorePairPlan::builder().rank0_cpus(0..4).build(&machine)?;
 /// assert_eq!((plan.cells(), plan.sizes.as_slice()), (4 * 8, &[ByteSize::mib(8)][..]));
@@ -142,11 +142,13 @@ impl CorePairPlan {
         ];
         let cells = (usable[0] * usable[1]) as u64;
         let blocks = u64::from(self.repeats);
-        let size_sum: u64 = self.sizes.iter().map(|size| size.bytes()).sum();
-        let points = blocks * cells * self.sizes.len() as u64;
+        // Saturating: the cost of a plan that no machine can hold is asked for, too.
+        let size_sum = self.sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(size.bytes()));
+        let visits = blocks.saturating_mul(cells);
+        let points = visits.saturating_mul(self.sizes.len() as u64);
         // Points on a fresh pair of CPUs need two warm-up transfers that agree.
         let transfers = u64::from(self.iters) + u64::from(self.warmup.unwrap_or(2));
-        let bytes = blocks * cells * size_sum * transfers;
+        let bytes = visits.saturating_mul(size_sum).saturating_mul(transfers);
         let (bind_us, fixed_us) = match machine.scenario() {
             Some(scenario) => (
                 // The ranks of a synthetic machine are bound one after the other.
@@ -215,7 +217,7 @@ fn few(machine: &Machine, cpus: &[CpuId]) -> Vec<CpuId> {
             .copied()
             .find(|cpu| *cpu != first && siblings.is_some_and(|siblings| siblings.contains(*cpu))),
     );
-    for spread in [cpus.len() / 2, cpus.len() - 1].into_iter().chain(1..cpus.len()) {
+    for spread in [cpus.len() / 3, 2 * cpus.len() / 3].into_iter().chain(1..cpus.len()) {
         if kept.len() == FEW {
             break;
         }
@@ -367,4 +369,179 @@ fn device_pair(machine: &Machine, asked: Option<[u32; 2]>) -> Result<[DeviceId; 
         ));
     }
     Ok(pair)
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster_health_core::Scenario;
+
+    use super::*;
+    use crate::plan::H2dPlan;
+
+    /// One node unless the scenario says otherwise.
+    fn machine(text: &str) -> Machine {
+        let nodes = if text.contains("numa_nodes") { "" } else { "numa_nodes = 1\n" };
+        let text = text.replacen("[machine]\n", &format!("[machine]\n{nodes}"), 1);
+        Machine::synthetic(Scenario::parse(&text, "test").unwrap()).unwrap()
+    }
+
+    fn ids(cpus: &[CpuId]) -> Vec<u32> {
+        cpus.iter().map(|cpu| cpu.0).collect()
+    }
+
+    #[test]
+    fn defaults_are_the_first_two_devices_all_cpus_and_8_mib() {
+        let machine = machine("[machine]\ncpus = 8\ndevices = 4\noffline = \"3\"\n");
+        let plan = CorePairPlan::builder().build(&machine).unwrap();
+        assert_eq!(plan.device_pair, [DeviceId(0), DeviceId(1)]);
+        assert_eq!(ids(&plan.rank0_cpus), [0, 1, 2, 4, 5, 6, 7]);
+        assert_eq!(plan.rank0_cpus, plan.rank1_cpus);
+        assert_eq!(plan.sizes, [ByteSize(8 << 20)]);
+        assert_eq!((plan.iters, plan.warmup, plan.repeats, plan.seed), (3, None, 3, 1));
+        assert!(plan.unusable_rank0_cpus.is_empty() && plan.unusable_rank1_cpus.is_empty());
+    }
+
+    #[test]
+    fn a_single_device_stands_for_both_ranks_and_an_order_is_kept() {
+        let one = machine("[machine]\ncpus = 2\ndevices = 1\n");
+        let plan = CorePairPlan::builder().build(&one).unwrap();
+        assert_eq!(plan.device_pair, [DeviceId(0), DeviceId(0)]);
+        let many = machine("[machine]\ncpus = 4\ndevices = 8\n");
+        let plan = CorePairPlan::builder()
+            .device_pair([5, 0])
+            .rank0_cpus([3, 1])
+            .rank1_cpus([2, 0, 1])
+            .sizes([ByteSize::mib(2), ByteSize::kib(1)])
+            .build(&many)
+            .unwrap();
+        assert_eq!(plan.device_pair, [DeviceId(5), DeviceId(0)]);
+        assert_eq!((ids(&plan.rank0_cpus), ids(&plan.rank1_cpus)), (vec![3, 1], vec![2, 0, 1]));
+        assert_eq!(plan.sizes, [ByteSize::kib(1), ByteSize::mib(2)]);
+        assert!(!plan.has_probes());
+        assert!(!allows_same_device(BackendKind::Ascend));
+    }
+
+    #[test]
+    fn cpus_that_cannot_be_bound_stay_with_their_reason_and_rank() {
+        let machine =
+            machine("[machine]\ncpus = 8\nsmt = 1\noffline = \"3\"\nrefuse_bind = \"5\"\n");
+        let plan =
+            CorePairPlan::builder().rank0_cpus([0, 5]).rank1_cpus([3, 1]).build(&machine).unwrap();
+        assert_eq!(plan.cells(), 4);
+        assert_eq!(
+            plan.unusable_rank0_cpus.get(&CpuId(5)).map(String::as_str),
+            Some("rank 0: CPU 5 cannot be bound: refused by the synthetic machine: EPERM")
+        );
+        assert_eq!(
+            plan.unusable_rank1_cpus.get(&CpuId(3)).map(String::as_str),
+            Some("rank 1: CPU 3 cannot be bound: offline")
+        );
+        assert_eq!(plan.unusable(0, 1), None);
+        assert!(plan.unusable(0, 0).unwrap().starts_with("rank 1: CPU 3"));
+        assert!(plan.unusable(1, 1).unwrap().starts_with("rank 0: CPU 5"));
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_an_error_that_names_the_option() {
+        let machine = machine("[machine]\ncpus = 8\ndevices = 2\noffline = \"3\"\n");
+        let builder = CorePairPlan::builder;
+        for (builder, option, words) in [
+            (builder().device_pair([0, 7]), "--device-pair", "device 7 does not exist"),
+            (builder().rank0_cpus([1, 1]), "--rank0-cpus", "element 2 (1) is a duplicate"),
+            (builder().rank1_cpus([99]), "--rank1-cpus", "CPU 99 does not exist"),
+            (builder().rank1_cpus([3]), "--rank1-cpus", "nothing can be measured: rank 1: CPU 3"),
+            (builder().rank0_cpus([]), "--rank0-cpus", "the list is empty"),
+            (builder().sizes([ByteSize(0)]), "--sizes", "0 bytes"),
+            (builder().sizes([ByteSize(u64::MAX)]), "--sizes", "larger than any memory"),
+            (builder().iters(0), "--iters", "at least one"),
+            (builder().repeats(0), "--repeats", "between 1 and"),
+            (builder().ci(Some(1.5)), "--ci", "between 0 and 1"),
+            (builder().timeout(Duration::ZERO), "--timeout", "above 0"),
+        ] {
+            let error = builder.build(&machine).unwrap_err();
+            assert!(error.is_usage(), "{error}");
+            let text = error.to_string();
+            assert!(text.starts_with(&format!("{option}: ")) && text.contains(words), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_plan_reads_back_and_h2d_plans_are_written_as_before() {
+        let machine = machine("[machine]\ncpus = 2\nsmt = 1\ndevices = 2\n");
+        let plan = CorePairPlan::builder().device_pair([1, 0]).build(&machine).unwrap();
+        let text = serde_json::to_string(&plan).unwrap();
+        assert_eq!(
+            text,
+            "{\"device_pair\":[1,0],\"rank0_cpus\":[0,1],\"rank1_cpus\":[0,1],\"sizes\":[8388608],\
+             \"iters\":3,\"warmup\":null,\"repeats\":3,\"ci\":null,\"order\":\"blocks\",\"seed\":1,\
+             \"check\":\"tags\",\"timeout_ns\":30000000000,\"expect\":null,\
+             \"unusable_rank0_cpus\":{},\"unusable_rank1_cpus\":{}}"
+        );
+        assert_eq!(serde_json::from_str::<CorePairPlan>(&text).unwrap(), plan);
+        let h2d = H2dPlan::builder().sizes([ByteSize::mib(1)]).build(&machine).unwrap();
+        assert_eq!(
+            serde_json::to_string(&h2d).unwrap(),
+            "{\"cpus\":[0,1],\"devices\":[0,1],\"sizes\":[1048576],\"iters\":3,\"warmup\":null,\
+             \"repeats\":3,\"ci\":null,\"order\":\"blocks\",\"seed\":1,\"arena\":\"node\",\
+             \"check\":\"tags\",\"timeout_ns\":30000000000,\"expect\":null,\"unusable_cpus\":{},\
+             \"unusable_devices\":{}}"
+        );
+    }
+
+    #[test]
+    fn costs_are_those_of_all_visits() {
+        let machine = machine(
+            "[machine]\ncpus = 4\nsmt = 1\nbind_us = 50\npoint_us = 5\noffline = \"3\"\n\
+             [all_gather]\nlatency_us = 180\n",
+        );
+        let plan = CorePairPlan::builder()
+            .rank0_cpus(0..3)
+            .rank1_cpus(0..4)
+            .sizes([ByteSize(1_000_000), ByteSize(2_000_000)])
+            .iters(3)
+            .warmup(Some(1))
+            .repeats(2)
+            .build(&machine)
+            .unwrap();
+        let cost = plan.cost(&machine, Bandwidth::gb_per_second(40.0));
+        // 2 blocks × 3 × 3 usable cells, of each size once.
+        assert_eq!(cost.points, 36);
+        // 18 visits of 3 MB, 4 all-gathers each.
+        assert_eq!(cost.bytes, ByteSize(216_000_000));
+        // Each of two ranks sends S and receives 2 S of 2 MB.
+        assert_eq!(cost.device_memory, ByteSize(12_000_000));
+        // 216 MB at 40 GB/s; 36 points of 5 µs, two binds and 4 × 180 µs.
+        let seconds = 5.4e-3 + 36.0 * (5.0 + 100.0 + 720.0) * 1e-6;
+        assert!((cost.seconds / seconds - 1.0).abs() < 1e-9, "{}", cost.seconds);
+    }
+
+    #[test]
+    fn more_visits_find_smaller_slowdowns() {
+        let machine = machine("[machine]\ncpus = 32\n[all_gather]\nnoise = 0.03\n");
+        let builder = CorePairPlan::builder().iters(1).repeats(4);
+        let plan = builder.rank0_cpus(0..32).rank1_cpus(0..8).build(&machine).unwrap();
+        let effects = plan.detectable(&machine);
+        assert!((effects.assumed_noise - 0.03).abs() < 1e-12);
+        // z of 0.001 / (2 × (32 + 8 + 256)) by Python's NormalDist: 4.6464; 95 % power: 1.6449.
+        let expected = |visits: f64| 1.0 - (-(4.6464 + 1.6449) * 0.03 / visits.sqrt()).exp();
+        for (found, visits) in
+            [(effects.rank0_core, 32.0), (effects.rank1_core, 128.0), (effects.cell, 4.0)]
+        {
+            assert!((found / expected(visits) - 1.0).abs() < 2e-3, "{found} {visits}");
+        }
+    }
+
+    #[test]
+    fn few_cpus_of_each_node_keep_the_diagonal_and_siblings() {
+        // Siblings are k and k + 16; node = core ÷ 8.
+        let machine = machine(
+            "[machine]\ncpus = 32\nsmt = 2\nsmt_layout = \"split\"\nnuma_nodes = 2\noffline = \"0\"\n",
+        );
+        let plan = CorePairPlan::builder().rank1_cpus(1..32).build(&machine).unwrap();
+        let few = plan.few_per_node(&machine);
+        // Of 1–7, 16–23: the first, its sibling, the sixth and the eleventh; so of 8–15, 24–31.
+        assert_eq!(ids(&few.rank0_cpus), [1, 6, 8, 13, 17, 19, 24, 26]);
+        assert_eq!(few.rank0_cpus, few.rank1_cpus);
+        assert_eq!((few.device_pair, few.sizes.len()), (plan.device_pair, 1));
+    }
 }

@@ -235,11 +235,6 @@ pub(super) fn mark_implausible(sample: &mut Sample, expect: Option<Bandwidth>) {
     }
 }
 
-/// The smaller of a fastest time so far and a new one.
-pub(super) fn note_best(best: &mut Option<u64>, time: u64) {
-    *best = Some(best.map_or(time, |best| best.min(time)));
-}
-
 #[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
 fn to_f64(nanoseconds: u64) -> f64 {
     nanoseconds as f64

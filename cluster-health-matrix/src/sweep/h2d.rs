@@ -12,14 +12,14 @@ use super::SweepEnd;
 use super::engine::{
     Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, reset,
 };
-use super::warmup::{Verdict, Warmup};
+use super::warmup::{Best, Verdict, Warmup};
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, axes_of_plan};
 use crate::matrix::{CellStatus, Matrix};
 use crate::observer::Observer;
 use crate::plan::{ArenaPolicy, CheckPolicy, H2dPlan, PROBE_SIZE};
 use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep};
-use crate::schedule::{Cell, PlannedPoint, Schedule};
+use crate::schedule::{PlannedPoint, Schedule};
 
 /// Result of an H2D sweep.
 #[derive(Debug, Clone)]
@@ -129,37 +129,6 @@ struct Lane {
     target: DeviceBuffer,
 }
 
-/// The fastest transfers of one size.
-struct Best {
-    columns: usize,
-    of_device: Vec<u64>,
-    of_cell: Vec<u64>,
-}
-
-/// No transfer yet.
-const NEVER: u64 = u64::MAX;
-
-impl Best {
-    fn new(rows: usize, columns: usize) -> Self {
-        Self { columns, of_device: vec![NEVER; columns], of_cell: vec![NEVER; rows * columns] }
-    }
-
-    /// What a transfer of this cell is compared with: the cell's own best, so that a core that is
-    /// slow by nature settles too, and before its first visit the device's.
-    fn of(&self, cell: Cell) -> Option<u64> {
-        let own = self.of_cell[cell.row * self.columns + cell.column];
-        let best = if own == NEVER { self.of_device[cell.column] } else { own };
-        (best != NEVER).then_some(best)
-    }
-
-    fn note(&mut self, cell: Cell, time: u64) {
-        let device = &mut self.of_device[cell.column];
-        *device = time.min(*device);
-        let own = &mut self.of_cell[cell.row * self.columns + cell.column];
-        *own = time.min(*own);
-    }
-}
-
 /// What a point needs between its checks: buffers, streams, the bound thread and the clock.
 struct Engine<'a> {
     machine: &'a Machine,
@@ -210,9 +179,9 @@ impl<'a> Engine<'a> {
     }
 
     fn note_best(&mut self, point: &PlannedPoint, time: u64) {
-        let (rows, columns) = (self.plan.cpus.len(), self.plan.devices.len());
-        let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(rows, columns));
-        best.note(point.cell, time);
+        let (devices, cells) = (self.plan.devices.len(), self.plan.cells());
+        let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(devices, cells));
+        best.note(point.cell.column, point.cell.row * devices + point.cell.column, time);
     }
 
     fn point(&mut self, point: &PlannedPoint) -> Result<(), Fault> {
@@ -263,7 +232,8 @@ impl<'a> Engine<'a> {
         };
         self.sample.pinned = Some(arena.buffer.pinned());
         self.sample.page_nodes.clone_from(&arena.page_nodes);
-        let best = self.best.get(&point.bytes).and_then(|best| best.of(point.cell));
+        let at = point.cell.row * self.plan.devices.len() + point.cell.column;
+        let best = self.best.get(&point.bytes).and_then(|best| best.of(point.cell.column, at));
         let mut run = PointRun {
             machine: self.machine,
             plan: self.plan,

@@ -69,6 +69,37 @@ fn to_f64(nanoseconds: u64) -> f64 {
     nanoseconds as f64
 }
 
+/// No transfer yet.
+const NEVER: u64 = u64::MAX;
+
+/// The fastest transfers of one size, timed or not. Cells of a class are normally equally fast: the
+/// devices of an H2D sweep, what the CPUs of a pair share.
+#[derive(Debug)]
+pub(super) struct Best {
+    of_class: Vec<u64>,
+    of_cell: Vec<u64>,
+}
+
+impl Best {
+    pub(super) fn new(classes: usize, cells: usize) -> Self {
+        Self { of_class: vec![NEVER; classes], of_cell: vec![NEVER; cells] }
+    }
+
+    /// What a transfer of this cell is compared with: the cell's own best, so that a core that is
+    /// slow by nature settles too, and before its first visit its class's.
+    pub(super) fn of(&self, class: usize, cell: usize) -> Option<u64> {
+        let own = self.of_cell[cell];
+        let best = if own == NEVER { self.of_class[class] } else { own };
+        (best != NEVER).then_some(best)
+    }
+
+    pub(super) fn note(&mut self, class: usize, cell: usize, time: u64) {
+        for best in [&mut self.of_class[class], &mut self.of_cell[cell]] {
+            *best = time.min(*best);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -369,7 +369,7 @@ pub(crate) struct FolderArgs {
     pub(crate) out: PathBuf,
     /// Go on with an interrupted run of the same plan; a complete one is left as it is.
     #[arg(long, env = "CLUSTER_HEALTH_RESUME", action = ArgAction::SetTrue,
-          value_parser = FalseyValueParser::new(), conflicts_with = "force")]
+          value_parser = FalseyValueParser::new())]
     resume: bool,
     /// Replace the results that are in the folder.
     #[arg(long, env = "CLUSTER_HEALTH_FORCE", action = ArgAction::SetTrue,
@@ -382,13 +382,17 @@ pub(crate) struct FolderArgs {
 }
 
 impl FolderArgs {
-    pub(crate) fn record_options(&self) -> RecordOptions {
+    pub(crate) fn record_options(&self) -> Result<RecordOptions> {
         let mode = match (self.resume, self.force) {
+            (true, true) => {
+                let message = "cannot be used with --force: one goes on, the other starts anew";
+                return Err(Error::invalid("--resume", message));
+            }
             (true, _) => OpenMode::Resume,
             (_, true) => OpenMode::Force,
             _ => OpenMode::New,
         };
-        RecordOptions::default().with_mode(mode).with_report(self.palette.options())
+        Ok(RecordOptions::default().with_mode(mode).with_report(self.palette.options()))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_health_core::affinity::Census;
@@ -59,7 +60,7 @@ fn h2d(args: &H2dSweepArgs) -> Result<Done> {
     let plan = args.h2d.plan(&args.common, &machine)?;
     let membership = Membership::find(args.common.ranks, &machine, args.common.timeout()?)?;
     if let Some(group) = membership.follower() {
-        eprintln!("rank {} has nothing to do: rank 0 measures H2D", group.rank());
+        log!("rank {} has nothing to do: rank 0 measures H2D", group.rank());
         return Ok(Done::Clean);
     }
     record_run("h2d", &machine, &PlanRecord::of_h2d(plan), membership, Vec::new(), &args.folder)
@@ -112,16 +113,16 @@ impl Membership {
     }
 
     /// Rank 0's group, when the pair sweep begins.
-    fn lead(&mut self) -> Result<RankGroup> {
+    fn lead(&mut self) -> Result<Arc<RankGroup>> {
         let alone = Self::Alone { timeout: Duration::ZERO };
         match std::mem::replace(self, alone) {
-            Self::Rank(group) => Ok(group),
+            Self::Rank(group) => Ok(Arc::new(group)),
             Self::Alone { timeout } => {
                 let program = std::env::current_exe()
                     .map_err(|error| Error::io("finding", "this program", error))?;
                 let mut command = std::process::Command::new(program);
                 command.args(std::env::args_os().skip(1));
-                Ok(RankGroup::lead(command, 2, timeout)?)
+                Ok(Arc::new(RankGroup::lead(command, 2, timeout)?))
             }
         }
     }
@@ -196,7 +197,7 @@ fn record_run(
         announce(machine, plan, &notes, &args.out);
     }
     let mut terminal = Terminal::new(args.output.quiet, cancel.clone());
-    let options = args.record_options();
+    let options = args.record_options()?;
     let mut ranks = || membership.lead();
     let result =
         record(command, machine, plan, &mut ranks, notes, &args.out, &options, &mut terminal);
@@ -208,11 +209,11 @@ fn record_run(
     }
     if !args.output.quiet {
         for note in &report.manifest.notes {
-            eprintln!("note: {note}");
+            log!("note: {note}");
         }
     }
     if report.manifest.status == RunStatus::Interrupted {
-        eprintln!("interrupted; what was measured is in {}, --resume goes on", args.out.display());
+        log!("interrupted; what was measured is in {}, --resume goes on", args.out.display());
     }
     if report.manifest.points.measured == 0 && report.manifest.status == RunStatus::Complete {
         return Err(nothing_measured(&report));
@@ -227,18 +228,18 @@ fn record_run(
 
 fn announce(machine: &Machine, plan: &PlanRecord, notes: &[String], out: &Path) {
     for note in notes {
-        eprintln!("note: {note}");
+        log!("note: {note}");
     }
     if let Some(plan) = &plan.h2d {
         let cost = plan.cost(machine, assumed_rate(machine, plan.largest()));
-        eprintln!("{}; results in {}", describe(plan, &cost), out.display());
+        log!("{}; results in {}", describe(plan, &cost), out.display());
     }
     if let Some(plan) = &plan.core_pair {
         let cost = plan.cost(machine, assumed_pair_rate(machine, plan));
-        eprintln!("{}; results in {}", describe_pairs(plan, &cost), out.display());
+        log!("{}; results in {}", describe_pairs(plan, &cost), out.display());
     }
     for reason in Environment::of(machine).disturbances(machine.topology().online().len()) {
-        eprintln!("warning: the node is not quiet: {reason}");
+        log!("warning: the node is not quiet: {reason}");
     }
     let h2d = plan
         .h2d
@@ -248,7 +249,7 @@ fn announce(machine: &Machine, plan: &PlanRecord, notes: &[String], out: &Path) 
         plan.unusable_rank0_cpus.values().chain(plan.unusable_rank1_cpus.values())
     });
     for reason in h2d.chain(pairs) {
-        eprintln!("warning: {reason}; its points will be skipped");
+        log!("warning: {reason}; its points will be skipped");
     }
 }
 
@@ -504,7 +505,7 @@ fn plan_h2d(args: &PlanArgs, machine: &Machine) -> Result<Done> {
     writeln!(
         text,
         "\nmoves {:.1} GB; {} before the first bind, {} from first bind to last sample; probes and \
-         sentinels add about one point in forty",
+         sentinels come on top, one to three points per core visit",
         bytes_gb(cost.bytes.bytes()),
         duration(cost.setup_seconds),
         duration(cost.seconds)
@@ -533,7 +534,7 @@ fn report(args: &ReportArgs) -> Result<Done> {
     let _lock = FolderLock::take(&args.dir)?;
     let mut report = Report::read(&args.dir)?;
     for line in &report.bad_lines {
-        eprintln!("warning: {}, {line}", args.dir.join("samples.jsonl").display());
+        log!("warning: {}, {line}", args.dir.join("samples.jsonl").display());
     }
     report.write(&args.dir, &args.palette.options())?;
     show(&report, &args.dir, args.output.json);
@@ -560,7 +561,7 @@ fn import(args: &ImportArgs) -> Result<Done> {
     let imported = read(&request)?;
     if !args.output.quiet {
         for note in &imported.notes {
-            eprintln!("note: {note}");
+            log!("note: {note}");
         }
     }
     let mode = if args.force { OpenMode::Force } else { OpenMode::New };
@@ -605,7 +606,7 @@ fn export_older(args: &ExportArgs) -> Result<Done> {
     let notes = export(&args.out, &samples, &meta, affinity.as_ref())?;
     if !args.output.quiet {
         for note in &notes {
-            eprintln!("note: {note}");
+            log!("note: {note}");
         }
     }
     if args.output.json {

@@ -1,6 +1,14 @@
 //! The command line of cluster-health.
 #![allow(clippy::print_stderr, reason = "the command line is what prints: logs to stderr")]
 
+/// A line on stderr; that nobody reads it is no reason to stop.
+macro_rules! log {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        writeln!(std::io::stderr(), $($text)*).ok();
+    }};
+}
+
 mod args;
 mod commands;
 mod progress;
@@ -38,7 +46,7 @@ fn main() -> ExitCode {
             if json {
                 print_error(&error);
             }
-            eprintln!("cluster-health: {error}");
+            log!("cluster-health: {error}");
             ExitCode::from(USAGE)
         }
     }
@@ -52,8 +60,9 @@ fn usage(error: &clap::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let wants_json = std::env::args_os().any(|arg| arg == "--json")
-        || std::env::var_os("CLUSTER_HEALTH_JSON")
-            .is_some_and(|value| value == "1" || value == "true");
+        || std::env::var_os("CLUSTER_HEALTH_JSON").is_some_and(|value| {
+            !matches!(value.to_str(), Some("" | "0" | "n" | "no" | "f" | "false" | "off"))
+        });
     if wants_json {
         let text = error.render().to_string();
         let message = text.lines().next().unwrap_or_default();

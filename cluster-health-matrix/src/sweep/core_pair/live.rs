@@ -190,7 +190,7 @@ impl<'a> LivePair<'a> {
         &mut self,
         bytes: usize,
         best: Option<u64>,
-        cold: bool,
+        (cold, shared): (bool, bool),
         sample: &mut Sample,
     ) -> Result<()> {
         let warmup = Warmup::new(self.plan.warmup, cold);
@@ -198,6 +198,10 @@ impl<'a> LivePair<'a> {
             return Ok(());
         }
         loop {
+            // Started like the timed ones, so that their times can be compared.
+            if !shared {
+                self.start_together()?;
+            }
             let (_, time) = self.all_gather(bytes)?;
             let mut slowest = 0;
             self.control.exchange(WARMED, &time.to_ne_bytes(), |rank, message| {
@@ -340,7 +344,7 @@ impl PairRunner for LivePair<'_> {
             return Ok(());
         }
         let shared = pair.cpus[0] == pair.cpus[1];
-        self.warm_up(bytes, best, cold, sample)?;
+        self.warm_up(bytes, best, (cold, shared), sample)?;
         let mut intact = sample.warmup_ns.is_empty() || self.arrived(tags.as_ref(), bytes)?;
         let mut repeats = 0;
         while self.timed(bytes, shared, sample)? && repeats < SKEW_REPEATS {

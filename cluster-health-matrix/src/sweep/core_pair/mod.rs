@@ -6,6 +6,7 @@ mod synthetic;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cluster_health_core::rank::RankGroup;
@@ -15,8 +16,9 @@ use ndarray::{Array3, ArrayView2, ArrayView3};
 use self::synthetic::SyntheticRanks;
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, note_best, reset,
+    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, reset,
 };
+use super::warmup::Best;
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, pair_axes};
 use crate::matrix::{CellStatus, Matrix};
@@ -190,11 +192,12 @@ pub(crate) trait PairRunner {
     /// Binds both ranks, warms up ([`Warmup`](super::warmup::Warmup)), times the plan's iterations
     /// and checks the data.
     ///
-    /// `best` is the fastest all-gather of this size and [`Kinship`] so far. The sample comes with
-    /// the point's names, `t_ns` unset, everything that was measured before empty, and one empty
-    /// list per rank in `rank_ns` and `ran_on`. The runner sets `t_ns` to the start of the point on
-    /// its own clock, `status`, `reason` and `check`, `settled` and `bind_ns` where they are not
-    /// true and 0, and fills `iter_ns`, `rank_ns`, `warmup_ns`, `skew_ns` and `ran_on`.
+    /// `best` is the fastest all-gather of this size and cell so far, before the cell's first visit
+    /// that of its [`Kinship`]. The sample comes with the point's names, `t_ns` unset, everything
+    /// that was measured before empty, and one empty list per rank in `rank_ns` and `ran_on`. The
+    /// runner sets `t_ns` to the start of the point on its own clock, `status`, `reason` and
+    /// `check`, `settled` and `bind_ns` where they are not true and 0, and fills `iter_ns`,
+    /// `rank_ns`, `warmup_ns`, `skew_ns` and `ran_on`.
     ///
     /// # Errors
     /// When the run cannot go on: a rank is dead, lost or does not answer in time. A point that
@@ -217,8 +220,10 @@ fn ran_on(sample: &mut Sample) -> &mut [Vec<CpuId>] {
     }
 }
 
+const KINSHIPS: usize = 3;
+
 /// What two CPUs share. Pairs that share a core take turns on it: their normal time is a class of
-/// its own, and measured against the best of all pairs they would never count as settled.
+/// its own, and measured against the best of all pairs their first visit would never settle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kinship {
     Strangers,
@@ -232,8 +237,8 @@ struct Pairs<'a> {
     plan: &'a CorePairPlan,
     ranks: Option<&'a RankGroup>,
     runner: Option<Box<dyn PairRunner + 'a>>,
-    /// Fastest all-gather of each size by [`Kinship`].
-    best: Vec<(ByteSize, [Option<u64>; 3])>,
+    /// Fastest all-gathers by size; their classes are those of [`Kinship`].
+    best: BTreeMap<ByteSize, Best>,
     /// Reused for every point, so that measuring does not allocate.
     sample: Sample,
     accounts: Accounts,
@@ -251,7 +256,7 @@ impl<'a> Pairs<'a> {
             plan,
             ranks,
             runner: None,
-            best: Vec::new(),
+            best: BTreeMap::new(),
             sample,
             accounts: Accounts::default(),
             drawn: None,
@@ -273,14 +278,26 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    fn best(&mut self, bytes: ByteSize, cpus: [CpuId; 2]) -> &mut Option<u64> {
-        let kinship = self.kinship(cpus) as usize;
-        let index = self.best.iter().position(|(size, _)| *size == bytes).unwrap_or_else(|| {
-            self.best.push((bytes, [None; 3]));
-            self.best.len() - 1
-        });
-        &mut self.best[index].1[kinship]
+    /// Class and number of a point's cell.
+    fn place(&self, point: &PlannedPoint) -> (usize, usize) {
+        let cell = point.cell.row * self.plan.rank1_cpus.len() + point.cell.column;
+        (self.kinship(self.cpus(point)) as usize, cell)
     }
+
+    /// Notes how fast the cell of a measured point can be.
+    fn note(&mut self, point: &PlannedPoint, fastest: u64) {
+        let (class, cell) = self.place(point);
+        let cells = self.plan.cells();
+        let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(KINSHIPS, cells));
+        best.note(class, cell, fastest);
+    }
+}
+
+/// The fastest all-gather of a measured point, timed or not.
+fn fastest(sample: &Sample) -> Option<u64> {
+    let measured = sample.status == PointStatus::Measured;
+    let times = sample.warmup_ns.iter().chain(&sample.iter_ns);
+    times.min().copied().filter(|_| measured)
 }
 
 impl Points for Pairs<'_> {
@@ -303,9 +320,8 @@ impl Points for Pairs<'_> {
     fn recall(&mut self, point: &PlannedPoint, sample: &Sample) -> Result<()> {
         let cpus = self.cpus(point);
         check_recalled(point, sample, (cpus[0].0, cpus[1].0))?;
-        if sample.status == PointStatus::Measured {
-            let best = self.best(point.bytes, cpus);
-            sample.warmup_ns.iter().chain(&sample.iter_ns).for_each(|&time| note_best(best, time));
+        if let Some(fastest) = fastest(sample) {
+            self.note(point, fastest);
         }
         Ok(())
     }
@@ -321,7 +337,8 @@ impl Points for Pairs<'_> {
 
     fn measure(&mut self, point: &PlannedPoint, clock: &mut RunClock) -> Result<&Sample> {
         let cpus = self.cpus(point);
-        let best = *self.best(point.bytes, cpus);
+        let (class, cell) = self.place(point);
+        let best = self.best.get(&point.bytes).and_then(|best| best.of(class, cell));
         let Some(runner) = &mut self.runner else { return Err(Error::Cancelled) };
         let sample = &mut self.sample;
         reset(sample, point);
@@ -345,11 +362,8 @@ impl Points for Pairs<'_> {
         sample.t_ns = Some(clock.begin(began));
         mark_implausible(sample, self.plan.expect);
         self.accounts.add(sample, began, ended);
-        if self.sample.status == PointStatus::Measured {
-            let mut fastest = best;
-            let times = self.sample.warmup_ns.iter().chain(&self.sample.iter_ns);
-            times.for_each(|&time| note_best(&mut fastest, time));
-            *self.best(point.bytes, cpus) = fastest;
+        if let Some(fastest) = fastest(&self.sample) {
+            self.note(point, fastest);
         }
         Ok(&self.sample)
     }
