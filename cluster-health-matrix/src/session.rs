@@ -109,10 +109,12 @@ pub fn record_core_pair(
     record(command, machine, &plan, ranks, Vec::new(), dir, options, observer)
 }
 
-/// Gives rank 0 its group when the pair sweep begins; never called for a synthetic machine.
+/// Gives rank 0 its group when the pair sweep begins; never called for a synthetic machine, nor when
+/// nothing of the sweep is left to measure: ranks that wait in [`follow`] are then to be told with
+/// [`dismiss`].
 pub type StartRanks<'a> = &'a mut dyn FnMut() -> Result<Arc<RankGroup>>;
 
-/// What rank 0 tells the others when the pair sweep begins; nothing when there is none.
+/// What rank 0 tells the others when the pair sweep begins.
 #[derive(Debug, Serialize, Deserialize)]
 struct Start {
     plan: CorePairPlan,
@@ -122,10 +124,39 @@ struct Start {
     dir: PathBuf,
 }
 
+/// Rank 0's message to the others.
+#[derive(Debug, Serialize, Deserialize)]
+enum Call {
+    Begin(Box<Start>),
+    /// Nothing is to be measured now; whether the run is complete.
+    Nothing(bool),
+}
+
+impl Call {
+    fn send(&self, group: &RankGroup, plan: &CorePairPlan) -> Result<()> {
+        group.all_equal("the plan", &plan_text(plan)?)?;
+        let message = serde_json::to_vec(self)
+            .map_err(|error| Error::format("the plan", error.to_string()))?;
+        for rank in 1..group.size() {
+            group.send(rank, &message)?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells the ranks that wait in [`follow`] for a sweep of `plan` that there is nothing to measure,
+/// because the run is complete or ended before its pair sweep. For a rank 0 whose group is still
+/// unused when [`record`] returns.
+///
+/// # Errors
+/// When the ranks were asked for different things, or one of them is lost or hangs.
+pub fn dismiss(group: &RankGroup, plan: &CorePairPlan, complete: bool) -> Result<()> {
+    Call::Nothing(complete).send(group, plan)
+}
+
 /// Takes part in the pair sweep that rank 0 records: the other rank of [`record_core_pair`] and
 /// [`record`]. `own` is what this rank was asked for; rank 0 must have been asked for the same.
-/// Waits for rank 0 as long as that lives. True when the sweep came to its end, or rank 0 had
-/// none to measure ([`dismiss`]).
+/// Waits for rank 0 as long as that lives. True when the sweep came to its end, or had before.
 ///
 /// # Errors
 /// When the ranks were asked for different things, or one of them is lost or hangs.
@@ -138,12 +169,15 @@ pub fn follow(
     let timeout = group.timeout();
     // Rank 0 may measure other things first.
     group.set_timeout(Duration::from_secs(7 * 24 * 3600));
-    let message = group.receive(0);
-    group.set_timeout(timeout);
-    let start: Option<Start> = serde_json::from_slice(&message?)
-        .map_err(|error| Error::format("rank 0's plan", error.to_string()))?;
-    let Some(start) = start else { return Ok(true) };
     group.all_equal("the plan", &plan_text(own)?)?;
+    let message = group.receive(0)?;
+    group.set_timeout(timeout);
+    let call = serde_json::from_slice(&message)
+        .map_err(|error| Error::format("rank 0's plan", error.to_string()))?;
+    let start = match call {
+        Call::Begin(start) => start,
+        Call::Nothing(complete) => return Ok(complete),
+    };
     let log = if start.before > 0 { Some(SampleReader::open(&start.dir)?) } else { None };
     let mut before = log
         .into_iter()
@@ -154,24 +188,6 @@ pub fn follow(
     let first_seq = start.first_seq;
     let mut course = Course { before: &mut before, clock: &mut clock, first_seq, observer };
     Ok(core_pair_in(machine, &start.plan, Some(group), &mut course)?.end.complete)
-}
-
-/// Lets the ranks in [`follow`] end without a pair sweep, because rank 0's run came to its end
-/// before one.
-///
-/// # Errors
-/// When a rank is gone.
-pub fn dismiss(group: &RankGroup) -> Result<()> {
-    tell(group, None)
-}
-
-fn tell(group: &RankGroup, start: Option<&Start>) -> Result<()> {
-    let message =
-        serde_json::to_vec(&start).map_err(|error| Error::format("the plan", error.to_string()))?;
-    for rank in 1..group.size() {
-        group.send(rank, &message)?;
-    }
-    Ok(())
 }
 
 /// The text that ranks compare.
@@ -246,6 +262,15 @@ pub fn record(
         let first_seq = manifest.segments.last().map_or(0, |segment| segment.first_seq);
         timings = timings_of_log(dir, first_seq)?;
     }
+    let result = match result {
+        // A Ctrl-C goes to all processes of a terminal, and ends a rank that is only starting.
+        Err(Error::Core(cluster_health_core::Error::Rank { timed_out: false, .. }))
+            if observer.is_cancelled() =>
+        {
+            Ok(false)
+        }
+        other => other,
+    };
 
     if let Some(segment) = manifest.segments.last_mut() {
         segment.end = Some(utc_now());
@@ -291,8 +316,8 @@ fn begin(
     dir: &Path,
 ) -> Result<()> {
     let dir = std::path::absolute(dir).map_err(|error| Error::io("finding", dir, error))?;
-    tell(group, Some(&Start { plan: plan.clone(), first_seq, before, dir }))?;
-    Ok(group.all_equal("the plan", &plan_text(plan)?)?)
+    let start = Start { plan: plan.clone(), first_seq, before, dir };
+    Call::Begin(Box::new(start)).send(group, plan)
 }
 
 /// A killed run left its last segment without end and accounts: the log has both.

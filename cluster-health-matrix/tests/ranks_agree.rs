@@ -7,7 +7,6 @@ use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{ByteSize, Machine};
 use cluster_health_matrix::plan::CorePairPlan;
 use cluster_health_matrix::samples::Sample;
-use cluster_health_matrix::session::{dismiss, follow};
 use cluster_health_matrix::sweep::{CorePairMatrix, core_pair_from};
 use cluster_health_matrix::{Observer, Result};
 
@@ -86,14 +85,4 @@ fn both_ranks_have_the_same_samples_also_after_a_resume() {
     let [fifth, sixth] = both(&plan, &first.1, [usize::MAX, 5]);
     assert_eq!(shared(&fifth.1), shared(&sixth.1));
     assert_eq!(fifth.1.len(), 5);
-}
-
-#[test]
-fn a_rank_without_a_sweep_to_follow_ends_well() {
-    let mut groups = RankGroup::threads(2).unwrap();
-    let mut second = groups.pop().unwrap();
-    let first = groups.pop().unwrap();
-    dismiss(&first).unwrap();
-    let machine = Machine::host().unwrap();
-    assert!(follow(&machine, &plan(), &mut second, &mut ()).unwrap());
 }

@@ -203,10 +203,9 @@ fn record_run(
         record(command, machine, plan, &mut ranks, notes, &args.out, &options, &mut terminal);
     terminal.finish();
     let report = result?;
-    if let Membership::Rank(group) = &membership {
-        // The run was complete already, or was interrupted before its pairs. A rank that is gone
-        // by now misses nothing.
-        dismiss(group).ok();
+    if let (Membership::Rank(group), Some(plan)) = (&membership, &plan.core_pair) {
+        // Whoever is gone or was asked for something else says so itself; the results stand.
+        dismiss(group, plan, report.manifest.status == RunStatus::Complete).ok();
     }
     if !args.output.quiet {
         for note in &report.manifest.notes {
