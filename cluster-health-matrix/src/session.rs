@@ -114,6 +114,9 @@ pub fn record_core_pair(
 /// [`dismiss`].
 pub type StartRanks<'a> = &'a mut dyn FnMut() -> Result<Arc<RankGroup>>;
 
+/// A rank that waits for rank 0 looks so often whether it was asked to end.
+const LOOK_UP: Duration = Duration::from_millis(200);
+
 /// What rank 0 tells the others when the pair sweep begins.
 #[derive(Debug, Serialize, Deserialize)]
 struct Start {
@@ -134,13 +137,12 @@ enum Call {
 
 impl Call {
     fn send(&self, group: &RankGroup, plan: &CorePairPlan) -> Result<()> {
-        group.all_equal("the plan", &plan_text(plan)?)?;
         let message = serde_json::to_vec(self)
             .map_err(|error| Error::format("the plan", error.to_string()))?;
         for rank in 1..group.size() {
             group.send(rank, &message)?;
         }
-        Ok(())
+        Ok(group.all_equal("the plan", &plan_text(plan)?)?)
     }
 }
 
@@ -156,7 +158,7 @@ pub fn dismiss(group: &RankGroup, plan: &CorePairPlan, complete: bool) -> Result
 
 /// Takes part in the pair sweep that rank 0 records: the other rank of [`record_core_pair`] and
 /// [`record`]. `own` is what this rank was asked for; rank 0 must have been asked for the same.
-/// Waits for rank 0 as long as that lives. True when the sweep came to its end, or had before.
+/// Waits for rank 0 as long as that lives and `observer` is not cancelled. True when the sweep came to its end, or had before.
 ///
 /// # Errors
 /// When the ranks were asked for different things, or one of them is lost or hangs.
@@ -168,10 +170,20 @@ pub fn follow(
 ) -> Result<bool> {
     let timeout = group.timeout();
     // Rank 0 may measure other things first.
-    group.set_timeout(Duration::from_secs(7 * 24 * 3600));
-    group.all_equal("the plan", &plan_text(own)?)?;
-    let message = group.receive(0)?;
+    group.set_timeout(LOOK_UP);
+    let message = loop {
+        match group.receive(0) {
+            Err(cluster_health_core::Error::Rank { timed_out: true, .. }) => {
+                if observer.is_cancelled() {
+                    return Ok(false);
+                }
+            }
+            received => break received,
+        }
+    };
     group.set_timeout(timeout);
+    let message = message?;
+    group.all_equal("the plan", &plan_text(own)?)?;
     let call = serde_json::from_slice(&message)
         .map_err(|error| Error::format("rank 0's plan", error.to_string()))?;
     let start = match call {

@@ -7,8 +7,9 @@ use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{ByteSize, Machine};
 use cluster_health_matrix::plan::CorePairPlan;
 use cluster_health_matrix::samples::Sample;
+use cluster_health_matrix::session::follow;
 use cluster_health_matrix::sweep::{CorePairMatrix, core_pair_from};
-use cluster_health_matrix::{Observer, Result};
+use cluster_health_matrix::{CancelToken, Observer, Result};
 
 /// Keeps the samples, and ends the sweep after some.
 struct Keeper {
@@ -85,4 +86,15 @@ fn both_ranks_have_the_same_samples_also_after_a_resume() {
     let [fifth, sixth] = both(&plan, &first.1, [usize::MAX, 5]);
     assert_eq!(shared(&fifth.1), shared(&sixth.1));
     assert_eq!(fifth.1.len(), 5);
+}
+
+#[test]
+fn a_waiting_rank_can_be_cancelled() {
+    let mut groups = RankGroup::threads(2).unwrap();
+    let mut second = groups.pop().unwrap();
+    let mut cancel = CancelToken::new();
+    cancel.cancel();
+    // Rank 0 lives and says nothing.
+    let machine = Machine::host().unwrap();
+    assert!(!follow(&machine, &plan(), &mut second, &mut cancel).unwrap());
 }
