@@ -15,7 +15,7 @@ use cluster_health_core::rank::{Board, RankGroup};
 use cluster_health_core::{ByteSize, Communicator, CpuId, DataType, DeviceBuffer, Machine, Stream};
 use cluster_health_matrix::plan::CorePairPlan;
 use cluster_health_matrix::samples::Sample;
-use cluster_health_matrix::session::{RecordOptions, follow, record_core_pair};
+use cluster_health_matrix::session::{RankZero, RecordOptions, follow, record_core_pair};
 use cluster_health_matrix::{Observer, Result};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -72,8 +72,8 @@ fn rank(mut group: RankGroup) -> Result<Vec<u64>> {
     let unchanged = plan(&machine, [vec![0], vec![1]], 10_000)?;
     let product = plan(&machine, [vec![0, 1], vec![0, 1]], 5_000)?;
     if group.rank() > 0 {
-        follow(&machine, &unchanged, &mut group, &mut ())?;
-        follow(&machine, &product, &mut group, &mut ())?;
+        follow(&machine, &unchanged, &mut group, RankZero::Begins, &mut ())?;
+        follow(&machine, &product, &mut group, RankZero::MeasuresFirst, &mut ())?;
         return Ok(times);
     }
     let group = Arc::new(group);

@@ -156,6 +156,16 @@ pub fn dismiss(group: &RankGroup, plan: &CorePairPlan, complete: bool) -> Result
     Call::Nothing(complete).send(group, plan)
 }
 
+/// What rank 0 does before the pair sweep, and so how long [`follow`] waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RankZero {
+    /// Nothing: it must begin within the group's timeout.
+    Begins,
+    /// It measures other things first: as long as it lives.
+    MeasuresFirst,
+}
+
 /// Takes part in the pair sweep that rank 0 records: the other rank of [`record_core_pair`] and
 /// [`record`]. `own` is what this rank was asked for; rank 0 must have been asked for the same.
 /// Waits for rank 0 as long as that lives and `observer` is not cancelled. True when the sweep came to its end, or had before.
@@ -166,9 +176,11 @@ pub fn follow(
     machine: &Machine,
     own: &CorePairPlan,
     group: &mut RankGroup,
+    after: RankZero,
     observer: &mut dyn Observer,
 ) -> Result<bool> {
     let timeout = group.timeout();
+    let began = Instant::now();
     // Rank 0 may measure other things first.
     group.set_timeout(LOOK_UP);
     let message = loop {
@@ -176,6 +188,9 @@ pub fn follow(
             Err(cluster_health_core::Error::Rank { timed_out: true, .. }) => {
                 if observer.is_cancelled() {
                     return Ok(false);
+                }
+                if after == RankZero::Begins && began.elapsed() > timeout {
+                    break Err(cluster_health_core::Error::rank_timeout(0, timeout));
                 }
             }
             received => break received,

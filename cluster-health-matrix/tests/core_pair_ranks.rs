@@ -14,7 +14,7 @@ use cluster_health_matrix::matrix::CellStatus;
 use cluster_health_matrix::plan::{CorePairPlan, CorePairPlanBuilder};
 use cluster_health_matrix::run::{OpenMode, RunStatus, SampleReader};
 use cluster_health_matrix::samples::{DataCheck, PointStatus, RanOn, Sample};
-use cluster_health_matrix::session::{RecordOptions, dismiss, follow, record_core_pair};
+use cluster_health_matrix::session::{RankZero, RecordOptions, dismiss, follow, record_core_pair};
 use cluster_health_matrix::sweep::{self, CorePairMatrix};
 use cluster_health_matrix::{Error, Observer, Result};
 
@@ -238,7 +238,7 @@ fn session(plan: &CorePairPlan, dir: &Path, mut watchers: [Watcher; 2]) -> (RunS
     thread::scope(|scope| {
         let follower = scope.spawn(move || {
             let machine = Machine::host().unwrap();
-            follow(&machine, plan, &mut group1, watcher1).unwrap()
+            follow(&machine, plan, &mut group1, RankZero::MeasuresFirst, watcher1).unwrap()
         });
         let mut unused = Some(group0);
         let mut ranks = || Ok(Arc::new(unused.take().unwrap()));

@@ -7,7 +7,7 @@ use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{ByteSize, Machine};
 use cluster_health_matrix::plan::CorePairPlan;
 use cluster_health_matrix::samples::Sample;
-use cluster_health_matrix::session::follow;
+use cluster_health_matrix::session::{RankZero, follow};
 use cluster_health_matrix::sweep::{CorePairMatrix, core_pair_from};
 use cluster_health_matrix::{CancelToken, Observer, Result};
 
@@ -96,5 +96,5 @@ fn a_waiting_rank_can_be_cancelled() {
     cancel.cancel();
     // Rank 0 lives and says nothing.
     let machine = Machine::host().unwrap();
-    assert!(!follow(&machine, &plan(), &mut second, &mut cancel).unwrap());
+    assert!(!follow(&machine, &plan(), &mut second, RankZero::MeasuresFirst, &mut cancel).unwrap());
 }

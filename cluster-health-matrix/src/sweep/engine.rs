@@ -1,13 +1,13 @@
 //! What all sweeps share: the loop over blocks and points, resume, cancellation, progress and the
 //! accounts.
 
-use cluster_health_core::{Bandwidth, ByteSize};
+use cluster_health_core::{Bandwidth, ByteSize, TagPattern};
 
 use super::{SweepEnd, Timings};
 use crate::error::{Error, Result};
 use crate::estimate::Estimates;
 use crate::observer::{Observer, Progress};
-use crate::plan::MAX_BLOCKS;
+use crate::plan::{CheckPolicy, MAX_BLOCKS};
 use crate::samples::{DataCheck, PointStatus, Sample, Timer};
 use crate::schedule::{Blocks, PlannedPoint};
 
@@ -214,6 +214,32 @@ pub(super) fn reset(sample: &mut Sample, point: &PlannedPoint) {
     sample.arena = None;
     sample.settled = true;
     sample.check = DataCheck::Off;
+}
+
+/// The part of a point that tags belong to. Both parts have tags of their own: the destination of
+/// the timed copies would otherwise hold the right ones before the first of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    WarmUp,
+    Timed,
+}
+
+/// What the source holds in one part of a point; `None` when nothing is compared.
+pub(super) fn point_tags(
+    check: CheckPolicy,
+    seed: u64,
+    stage: Stage,
+    bytes: ByteSize,
+) -> Option<TagPattern> {
+    let seed = match stage {
+        Stage::WarmUp => seed,
+        Stage::Timed => !seed,
+    };
+    match check {
+        CheckPolicy::Off => None,
+        CheckPolicy::Tags => Some(TagPattern::sparse(seed, bytes)),
+        CheckPolicy::Full => Some(TagPattern::full(seed, bytes)),
+    }
 }
 
 /// Marks a measured point that is faster than the declared rate allows.

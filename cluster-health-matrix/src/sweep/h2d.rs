@@ -10,14 +10,15 @@ use ndarray::{ArrayView2, ArrayView3};
 
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, reset,
+    Accounts, Course, Points, RunClock, Stage, check_recalled, drive, mark_implausible, point_tags,
+    reset,
 };
 use super::warmup::{Best, Verdict, Warmup};
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, axes_of_plan};
 use crate::matrix::{CellStatus, Matrix};
 use crate::observer::Observer;
-use crate::plan::{ArenaPolicy, CheckPolicy, H2dPlan, PROBE_SIZE};
+use crate::plan::{ArenaPolicy, H2dPlan, PROBE_SIZE};
 use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep};
 use crate::schedule::{PlannedPoint, Schedule};
 
@@ -405,22 +406,25 @@ impl PointRun<'_> {
         best: Option<u64>,
         binding: Option<&Binding>,
     ) -> Result<(), Fault> {
-        let tags = match self.plan.check {
-            CheckPolicy::Off => None,
-            CheckPolicy::Tags => Some(TagPattern::sparse(point.seq ^ self.plan.seed, point.bytes)),
-            CheckPolicy::Full => Some(TagPattern::full(point.seq ^ self.plan.seed, point.bytes)),
-        };
-        if let Some(tags) = &tags {
-            let start = self.machine.now_ns();
-            self.source.write_tags(tags)?;
-            self.check_ns += self.machine.now_ns() - start;
-        }
+        let seed = point.seq ^ self.plan.seed;
+        let tags = |stage| point_tags(self.plan.check, seed, stage, point.bytes);
+        let (warm_tags, timed_tags) = (tags(Stage::WarmUp), tags(Stage::Timed));
         if !warmup.is_empty() {
+            self.write_tags(warm_tags.as_ref())?;
             self.warm_up(point.bytes, warmup, best)?;
-            self.check(tags.as_ref(), "after the warm-up")?;
+            self.check(warm_tags.as_ref(), "after the warm-up")?;
         }
+        self.write_tags(timed_tags.as_ref())?;
         self.timed(point.bytes, binding)?;
-        self.check(tags.as_ref(), "after the last iteration")
+        self.check(timed_tags.as_ref(), "after the last iteration")
+    }
+
+    fn write_tags(&mut self, tags: Option<&TagPattern>) -> Result<(), Fault> {
+        let Some(tags) = tags else { return Ok(()) };
+        let start = self.machine.now_ns();
+        self.source.write_tags(tags)?;
+        self.check_ns += self.machine.now_ns() - start;
+        Ok(())
     }
 
     fn warm_up(

@@ -19,7 +19,7 @@ use cluster_health_matrix::run::{
     AffinityFile, FolderLock, OpenMode, PlanRecord, RunStatus, SampleReader, unix_seconds, utc_now,
 };
 use cluster_health_matrix::samples::{Sample, Sweep};
-use cluster_health_matrix::session::{dismiss, follow, record, record_import};
+use cluster_health_matrix::session::{RankZero, dismiss, follow, record, record_import};
 use cluster_health_matrix::sweep::core_pair_ready;
 use cluster_health_matrix::{CancelToken, Error, Result};
 use serde_json::{Value, json};
@@ -187,8 +187,9 @@ fn record_run(
     if let Membership::Rank(group) = &mut membership
         && group.rank() > 0
     {
+        let after = if plan.h2d.is_some() { RankZero::MeasuresFirst } else { RankZero::Begins };
         return match &plan.core_pair {
-            Some(plan) if follow(machine, plan, group, &mut cancel)? => Ok(Done::Clean),
+            Some(plan) if follow(machine, plan, group, after, &mut cancel)? => Ok(Done::Clean),
             Some(_) => Ok(Done::Incomplete),
             None => Ok(Done::Clean),
         };

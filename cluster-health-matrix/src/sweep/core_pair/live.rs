@@ -13,8 +13,9 @@ use cluster_health_core::{
 
 use super::{PairRunner, PlannedPair, ran_on};
 use crate::error::{Error, Result};
-use crate::plan::{CheckPolicy, CorePairPlan};
+use crate::plan::CorePairPlan;
 use crate::samples::{DataCheck, PointStatus, Sample};
+use crate::sweep::engine::{Stage, point_tags};
 use crate::sweep::warmup::{Verdict, Warmup};
 
 /// Names the control board among what ranks send each other.
@@ -306,6 +307,14 @@ impl<'a> LivePair<'a> {
         Ok(!shared && skew > SKEW_NS && to_f64(skew) > SKEW_SHARE * to_f64(fastest))
     }
 
+    fn write_tags(&mut self, tags: Option<&[TagPattern; 2]>) -> Result<()> {
+        let Some(tags) = tags else { return Ok(()) };
+        let began = self.machine.now_ns();
+        self.send.write_tags(&tags[self.rank])?;
+        self.check_ns += self.machine.now_ns() - began;
+        Ok(())
+    }
+
     /// Compares what came from the other rank.
     fn arrived(&mut self, tags: Option<&[TagPattern; 2]>, bytes: usize) -> Result<bool> {
         let Some(tags) = tags else { return Ok(true) };
@@ -335,21 +344,15 @@ impl PairRunner for LivePair<'_> {
         self.last = Some(pair.cpus);
         let own = self.bind(pair.cpus[self.rank]);
         sample.bind_ns = self.machine.now_ns() - began;
-        let tags = match self.plan.check {
-            CheckPolicy::Off => None,
-            policy => Some([0, 1].map(|rank: u64| {
-                let seed = point.seq ^ self.plan.seed ^ (rank + 1) << 56;
-                if policy == CheckPolicy::Full {
-                    TagPattern::full(seed, point.bytes)
-                } else {
-                    TagPattern::sparse(seed, point.bytes)
-                }
-            })),
+        let seeds = [0, 1].map(|rank: u64| point.seq ^ self.plan.seed ^ (rank + 1) << 56);
+        let tags = |stage| {
+            let [rank0, rank1] = seeds;
+            let of = |seed| point_tags(self.plan.check, seed, stage, point.bytes);
+            Some([of(rank0)?, of(rank1)?])
         };
-        if let (Some(tags), Ok(())) = (&tags, &own) {
-            let began = self.machine.now_ns();
-            self.send.write_tags(&tags[self.rank])?;
-            self.check_ns += self.machine.now_ns() - began;
+        let (warm_tags, timed_tags) = (tags(Stage::WarmUp), tags(Stage::Timed));
+        if own.is_ok() {
+            self.write_tags(warm_tags.as_ref())?;
         }
         if let Some(reason) = self.agree(&own, sample)? {
             // One rank may have moved although the other did not.
@@ -360,12 +363,13 @@ impl PairRunner for LivePair<'_> {
         }
         let shared = pair.cpus[0] == pair.cpus[1];
         self.warm_up(bytes, best, (cold, shared), sample)?;
-        let mut intact = sample.warmup_ns.is_empty() || self.arrived(tags.as_ref(), bytes)?;
+        let mut intact = sample.warmup_ns.is_empty() || self.arrived(warm_tags.as_ref(), bytes)?;
+        self.write_tags(timed_tags.as_ref())?;
         let mut repeats = 0;
         while self.timed(bytes, shared, sample)? && repeats < SKEW_REPEATS {
             repeats += 1;
         }
-        intact &= self.arrived(tags.as_ref(), bytes)?;
+        intact &= self.arrived(timed_tags.as_ref(), bytes)?;
         let mut spoilt = Vec::new();
         self.control.exchange(END, &[u8::from(intact)], |rank, message| {
             expect(rank, message.kind, END)?;
@@ -374,7 +378,7 @@ impl PairRunner for LivePair<'_> {
             }
             Ok(())
         })?;
-        sample.check = match (&tags, spoilt.is_empty()) {
+        sample.check = match (&timed_tags, spoilt.is_empty()) {
             (None, _) => DataCheck::Off,
             (Some(_), true) => DataCheck::Ok,
             (Some(_), false) => DataCheck::Mismatch,
