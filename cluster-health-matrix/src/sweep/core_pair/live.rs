@@ -383,13 +383,25 @@ impl PairRunner for LivePair<'_> {
             (Some(_), true) => DataCheck::Ok,
             (Some(_), false) => DataCheck::Mismatch,
         };
-        if spoilt.is_empty() {
-            sample.status = PointStatus::Measured;
+        let strayed = pair.cpus.iter().zip(ran_on(sample)).enumerate().find_map(|(rank, pair)| {
+            let (bound, seen) = pair;
+            seen.iter().find(|cpu| *cpu != bound).map(|cpu| (rank, *bound, *cpu))
+        });
+        let reason = if !spoilt.is_empty() {
+            Some(format!("data check: what rank {spoilt:?} holds is not what was sent"))
+        } else if let Some((rank, bound, seen)) = strayed {
+            // Whatever moved it may have taken the CPU away: binding again tells.
+            self.bound = None;
+            self.last = None;
+            Some(format!(
+                "rank {rank}: bound to CPU {bound}, but seen on CPU {seen}: something outside \
+                 changed its affinity"
+            ))
         } else {
-            sample.status = PointStatus::Failed;
-            sample.reason =
-                Some(format!("data check: what rank {spoilt:?} holds is not what was sent"));
-        }
+            None
+        };
+        sample.status = if reason.is_some() { PointStatus::Failed } else { PointStatus::Measured };
+        sample.reason = reason;
         Ok(())
     }
 
