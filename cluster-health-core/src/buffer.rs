@@ -1,4 +1,5 @@
 //! Host and device memory, and the tags that prove that a copy arrived.
+#![allow(unsafe_code, reason = "slices of driver memory, and calls into the driver trait")]
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;

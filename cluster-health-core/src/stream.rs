@@ -1,4 +1,5 @@
 //! Streams and events of one device.
+#![allow(unsafe_code, reason = "calls into the driver trait")]
 
 use std::sync::Arc;
 use std::time::Duration;

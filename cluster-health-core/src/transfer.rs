@@ -1,4 +1,5 @@
 //! Copies between host and device memory, prepared once and issued many times.
+#![allow(unsafe_code, reason = "calls into the driver trait")]
 
 use std::time::Duration;
 

@@ -745,7 +745,7 @@ impl RunFolder {
         &self.dir
     }
 
-    /// Place of the next point: above 0 in a resumed run.
+    /// `seq` of the point that the log goes on with: 0 in an empty log.
     #[must_use]
     pub fn next_seq(&self) -> u64 {
         self.next_seq

@@ -1,4 +1,8 @@
 //! The host backend: one device per NUMA memory node, copies by the calling thread.
+#![allow(
+    unsafe_code,
+    reason = "the host driver copies through raw addresses and owns boxed handles"
+)]
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,7 @@
 //! Mapped memory of this process: anonymous or memfd-backed, with its placement on NUMA nodes.
 //!
 //! Everything here is plain Linux; drivers that hand out memory of their own do not use it.
+#![allow(unsafe_code, reason = "system calls that map, place and lock memory, and raw addresses")]
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -3,6 +3,7 @@
 //! Bounds, same-device rules, waiting and drop order are checked once, in the public types
 //! ([`HostBuffer`](crate::HostBuffer), [`DeviceBuffer`](crate::DeviceBuffer),
 //! [`Stream`](crate::Stream), [`Transfer`](crate::Transfer)); a backend only translates.
+#![allow(unsafe_code, reason = "the driver trait, and raw memory that moves between threads")]
 
 use std::fmt;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,8 @@
 //! Copies between ranks: past the caches when the block would not stay in them anyway.
+#![allow(
+    unsafe_code,
+    reason = "copies through raw addresses, past the caches where that is quicker"
+)]
 
 /// From this size on the destination is written past the caches: reading it first, as an ordinary
 /// store does, costs a third of the memory traffic.

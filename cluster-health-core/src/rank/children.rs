@@ -2,6 +2,10 @@
 //!
 //! The kernel kills a child when the *thread* that started it ends, so a thread of its own starts
 //! all of them and lives as long as they do. It also covers a parent that is killed itself.
+#![allow(
+    unsafe_code,
+    reason = "a hook between fork and exec, and descriptors that a parent left open"
+)]
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

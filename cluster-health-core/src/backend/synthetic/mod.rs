@@ -3,6 +3,7 @@
 //! It prices binds, touches, registrations, allocations and points as well as copies, and holds no
 //! data: a buffer remembers which tag pattern was last written or copied into it, so that the data
 //! check works, but [`DeviceBuffer::read`](crate::DeviceBuffer::read) refuses.
+#![allow(unsafe_code, reason = "implements the driver trait, whose calls are unsafe")]
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,9 @@ use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::id::{CpuId, DeviceId, NodeId};
 
+#[forbid(unsafe_code)]
 mod scenario;
+#[forbid(unsafe_code)]
 mod world;
 
 use crate::affinity::{Census, CpuRecord, CpuSet};
