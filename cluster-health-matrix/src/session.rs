@@ -287,7 +287,7 @@ pub fn record(
     if result.is_err() {
         // The sweep's own accounts went with it; the log has the same.
         let first_seq = manifest.segments.last().map_or(0, |segment| segment.first_seq);
-        timings = timings_of_log(dir, first_seq)?;
+        timings = timings_of_log(dir, first_seq).unwrap_or(timings);
     }
     let result = match result {
         // A Ctrl-C goes to all processes of a terminal, and ends a rank that is only starting.

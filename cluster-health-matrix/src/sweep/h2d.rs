@@ -246,7 +246,20 @@ impl<'a> Engine<'a> {
         let result =
             run.run(point, &Warmup::new(self.plan.warmup, cold), best, self.binding.as_ref());
         self.accounts.timings.check_ns += run.check_ns;
-        result
+        result?;
+        let RanOn::Thread(seen) = &self.sample.ran_on else { return Ok(()) };
+        match seen.iter().find(|seen| **seen != cpu) {
+            None => Ok(()),
+            Some(seen) => {
+                // Whatever moved it may have taken the CPU away: binding again tells.
+                self.bound = None;
+                let message = format!(
+                    "bound to CPU {cpu}, but seen on CPU {seen}: something outside changed its \
+                     affinity"
+                );
+                Err(Fault::Failed(Error::output("the measuring thread", message)))
+            }
+        }
     }
 
     /// Binds the thread to `cpu`; true when it came from elsewhere.
@@ -488,5 +501,52 @@ impl PointRun<'_> {
                 format!("the destination does not hold what was sent ({when})"),
             )))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster_health_core::affinity::{CpuSet, set_thread_affinity};
+
+    use super::*;
+
+    /// Moves the measuring thread behind the sweep's back, as a cpuset change would.
+    struct Mover(Vec<(PointStatus, Option<String>)>);
+
+    impl Observer for Mover {
+        fn sample(&mut self, sample: &Sample) -> Result<()> {
+            self.0.push((sample.status, sample.reason.clone()));
+            if self.0.len() == 1 {
+                let cpu = sample.cpu.unwrap();
+                let all = Machine::host()?.census()?.bindable();
+                let others: CpuSet = all.into_iter().filter(|other| *other != cpu).collect();
+                set_thread_affinity(&others)?;
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_point_that_ran_elsewhere_is_failed_and_the_next_one_binds_anew() {
+        let machine = Machine::host().unwrap();
+        let cpus = machine.census().unwrap().bindable();
+        if cpus.len() < 2 {
+            println!("skipped: needs two CPUs");
+            return;
+        }
+        let plan = H2dPlan::builder()
+            .cpus([cpus[0].0])
+            .sizes([ByteSize::kib(64)])
+            .repeats(3)
+            .build(&machine)
+            .unwrap();
+        let mut mover = Mover(Vec::new());
+        h2d(&machine, &plan, &mut mover).unwrap();
+        let statuses: Vec<PointStatus> = mover.0.iter().map(|(status, _)| *status).collect();
+        let devices = plan.devices.len();
+        assert_eq!(statuses[0], PointStatus::Measured);
+        assert_eq!(statuses[1], PointStatus::Failed);
+        assert!(mover.0[1].1.as_ref().unwrap().contains("something outside"), "{:?}", mover.0[1]);
+        assert!(statuses[2..].iter().all(|status| *status == PointStatus::Measured), "{devices}");
     }
 }

@@ -58,7 +58,7 @@ const ALL_PAIRS_SECONDS: f64 = 180.0;
 fn h2d(args: &H2dSweepArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
     let plan = args.h2d.plan(&args.common, &machine)?;
-    let membership = Membership::find(args.common.ranks, &machine, args.common.timeout()?)?;
+    let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     if let Some(group) = membership.follower() {
         log!("rank {} has nothing to do: rank 0 measures H2D", group.rank());
         return Ok(Done::Clean);
@@ -68,7 +68,7 @@ fn h2d(args: &H2dSweepArgs) -> Result<Done> {
 
 fn core_pair(args: &PairSweepArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
-    let membership = Membership::find(args.common.ranks, &machine, args.common.timeout()?)?;
+    let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     let plan = args.pair.plan(&args.common, None, false, &machine)?;
     let plan = PlanRecord::of_core_pair(plan);
     record_run("core-pair", &machine, &plan, membership, Vec::new(), &args.folder)
@@ -83,10 +83,7 @@ enum Membership {
 }
 
 impl Membership {
-    fn find(ranks: Option<RanksArg>, machine: &Machine, timeout: Duration) -> Result<Self> {
-        if machine.synthetic_pair().is_some() {
-            return Ok(Self::Alone { timeout });
-        }
+    fn find(ranks: Option<RanksArg>, timeout: Duration) -> Result<Self> {
         if let Some(group) = RankGroup::from_parent(timeout)? {
             return Ok(Self::Rank(group));
         }
@@ -130,7 +127,7 @@ impl Membership {
 
 fn all(args: &AllArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
-    let membership = Membership::find(args.common.ranks, &machine, args.common.timeout()?)?;
+    let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     let h2d = args.h2d.plan(&args.common, &machine)?;
     let (pair, notes) = pair_of_all(args, &machine, &h2d)?;
     let plan = PlanRecord::of_h2d(h2d).with_core_pair(pair);
@@ -187,7 +184,11 @@ fn record_run(
     if let Membership::Rank(group) = &mut membership
         && group.rank() > 0
     {
-        let after = if plan.h2d.is_some() { RankZero::MeasuresFirst } else { RankZero::Begins };
+        let after = if plan.h2d.is_some() || machine.has_virtual_time() {
+            RankZero::MeasuresFirst
+        } else {
+            RankZero::Begins
+        };
         return match &plan.core_pair {
             Some(plan) if follow(machine, plan, group, after, &mut cancel)? => Ok(Done::Clean),
             Some(_) => Ok(Done::Incomplete),
