@@ -24,30 +24,43 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const SIZES: [(usize, usize); 6] =
     [(8, 20_000), (4096, 20_000), (65_536, 5_000), (1 << 20, 500), (8 << 20, 60), (64 << 20, 12)];
 
+/// Where the hypervisor puts two CPUs changes what lies between them, so both programs run in turn
+/// and each keeps its best.
+const ROUNDS: usize = 3;
+
 fn main() -> Result<()> {
     if let Some(group) = RankGroup::from_parent(TIMEOUT)? {
-        return rank(group).map(|_| ());
+        return rank(group, |_| ());
     }
     let this = std::env::current_exe()
         .map_err(|error| cluster_health_matrix::Error::io("finding", "this program", error))?;
-    let ours = rank(RankGroup::lead(Command::new(this), 2, TIMEOUT)?)?;
-    let theirs = open_mpi();
-    println!("all_gather, 2 processes on CPUs 0 and 1, out of place, median of the slower rank:");
-    for (index, (bytes, _)) in SIZES.iter().enumerate() {
-        print!(
-            "{:>8}: {:>9} ns, {:>6.2} GB/s per rank",
-            size(*bytes),
-            ours[index],
-            rate(*bytes, ours[index])
-        );
-        match theirs.as_ref().and_then(|theirs| theirs.get(index)) {
-            Some(&time) => println!(
-                " · Open MPI {time} ns, {:.2} GB/s · {:.1} × as fast",
-                rate(*bytes, time),
-                to_f64(time) / to_f64(ours[index])
-            ),
-            None => println!(" · no Open MPI here"),
+    let program = compiled();
+    let mut best = vec![[u64::MAX; 2]; SIZES.len()];
+    rank(RankGroup::lead(Command::new(this), 2, TIMEOUT)?, |ours| {
+        let theirs = program.as_deref().and_then(open_mpi).unwrap_or_default();
+        for (index, best) in best.iter_mut().enumerate() {
+            best[0] = best[0].min(ours[index]);
+            best[1] = best[1].min(theirs.get(index).copied().unwrap_or(u64::MAX));
         }
+    })?;
+    println!(
+        "all_gather, 2 processes on CPUs 0 and 1, out of place, median of the slower rank, best of \
+         {ROUNDS} alternating rounds:"
+    );
+    for ((bytes, _), [ours, theirs]) in SIZES.iter().zip(best) {
+        print!("{:>8}: {ours:>9} ns, {:>6.2} GB/s per rank", size(*bytes), rate(*bytes, ours));
+        if theirs == u64::MAX {
+            println!(" · no Open MPI here");
+        } else {
+            println!(
+                " · Open MPI {theirs} ns, {:.2} GB/s · {:.1} × as fast",
+                rate(*bytes, theirs),
+                to_f64(theirs) / to_f64(ours)
+            );
+        }
+    }
+    if let Some(program) = program {
+        std::fs::remove_file(program).ok();
     }
     Ok(())
 }
@@ -65,16 +78,19 @@ fn rate(bytes: usize, nanoseconds: u64) -> f64 {
     to_f64(bytes as u64) / to_f64(nanoseconds)
 }
 
-/// One rank: times of the slower rank per size, then the points of two pair sweeps.
-fn rank(mut group: RankGroup) -> Result<Vec<u64>> {
-    let times = all_gathers(&group)?;
+/// One rank: the rounds of all-gathers, then the points of two pair sweeps. `after_round` gets the
+/// times of the slower rank per size.
+fn rank(mut group: RankGroup, mut after_round: impl FnMut(&[u64])) -> Result<()> {
+    for _ in 0..ROUNDS {
+        after_round(&all_gathers(&group)?);
+    }
     let machine = Machine::host()?;
     let unchanged = plan(&machine, [vec![0], vec![1]], 10_000)?;
     let product = plan(&machine, [vec![0, 1], vec![0, 1]], 5_000)?;
     if group.rank() > 0 {
         follow(&machine, &unchanged, &mut group, RankZero::Begins, &mut ())?;
         follow(&machine, &product, &mut group, RankZero::MeasuresFirst, &mut ())?;
-        return Ok(times);
+        return Ok(());
     }
     let group = Arc::new(group);
     let starts = points(&machine, &group, &unchanged)?;
@@ -91,7 +107,7 @@ fn rank(mut group: RankGroup) -> Result<Vec<u64>> {
         "8 B points on distinct CPUs, both newly bound: median {} ns beyond binding and its read-back",
         costs[costs.len() / 2]
     );
-    Ok(times)
+    Ok(())
 }
 
 fn per_second(starts: &[Start]) -> f64 {
@@ -186,21 +202,22 @@ fn scratch(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("cluster-health-{name}-{}", std::process::id()))
 }
 
-/// The same sizes through Open MPI, nanoseconds; `None` where it is not installed.
-fn open_mpi() -> Option<Vec<u64>> {
+/// The MPI program, where it can be compiled.
+fn compiled() -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/mpi/allgather.c");
     let program = scratch("allgather");
-    let compiled = Command::new("mpicc").arg("-O2").arg("-o").arg(&program).arg(source).status();
-    if !compiled.is_ok_and(|status| status.success()) {
-        return None;
-    }
+    let status = Command::new("mpicc").arg("-O2").arg("-o").arg(&program).arg(source).status();
+    status.is_ok_and(|status| status.success()).then_some(program)
+}
+
+/// The same sizes through Open MPI, nanoseconds.
+fn open_mpi(program: &Path) -> Option<Vec<u64>> {
     let sizes = SIZES.iter().map(|(bytes, iterations)| format!("{bytes}:{iterations}"));
     let output = Command::new("mpirun")
         .args(["--allow-run-as-root", "--bind-to", "core", "-n", "2"])
-        .arg(&program)
+        .arg(program)
         .args(sizes)
         .output();
-    std::fs::remove_file(&program).ok();
     let text = String::from_utf8(output.ok()?.stdout).ok()?;
     text.lines().map(|line| line.split_whitespace().nth(1)?.parse().ok()).collect()
 }

@@ -15,8 +15,40 @@ const STREAM_FROM: usize = 1 << 20;
 /// `from` is valid for reads and `to` for writes of `len` bytes, and they do not overlap.
 #[inline]
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY:
+    // * Forwarded to the caller.
+    unsafe { copy_part(from, to, len, len) };
+}
+
+/// What is read again this soon is still in the caches.
+const PART: usize = 256 << 10;
+
+/// Copies `len` bytes to two places, reading each part from memory once.
+///
+/// # Safety
+/// As [`copy`], for both destinations, which do not overlap either.
+pub(super) unsafe fn copy_to_both(from: *const u8, one: *mut u8, other: *mut u8, len: usize) {
+    let mut done = 0;
+    while done < len {
+        let part = PART.min(len - done);
+        let source = from.wrapping_add(done);
+        for target in [one.wrapping_add(done), other.wrapping_add(done)] {
+            // SAFETY:
+            // * A part of the ranges that the caller vouches for.
+            unsafe { copy_part(source, target, part, len) };
+        }
+        done += part;
+    }
+}
+
+/// Copies a part of a block of `whole` bytes.
+///
+/// # Safety
+/// As [`copy`].
+#[inline]
+unsafe fn copy_part(from: *const u8, to: *mut u8, len: usize, whole: usize) {
     #[cfg(target_arch = "x86_64")]
-    if len >= STREAM_FROM {
+    if whole >= STREAM_FROM {
         // SAFETY:
         // * Forwarded to the caller.
         unsafe { stream(from, to, len) };

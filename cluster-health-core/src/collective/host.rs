@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::copy::copy;
+use super::copy::{copy, copy_to_both};
 use super::types::{DataType, ReduceOp, reduce_into};
 use crate::backend::memory::Mapping;
 use crate::buffer::{DeviceBuffer, slice_of, slice_of_mut};
@@ -296,7 +296,10 @@ impl<'g> HostCollectives<'g> {
             }
             this.share_with_all(receive)?;
             this.arrive(call, 0, receive.id());
-            this.keep_own(from, own, len);
+            let pair = size == 2 && !std::ptr::eq(from, own);
+            if !pair {
+                this.keep_own(from, own, len);
+            }
             for other in this.others() {
                 let arrival = this.arrival(other, call)?;
                 let target = this.peer_address(other, arrival.receive, size * len)?;
@@ -304,9 +307,15 @@ impl<'g> HostCollectives<'g> {
                 // * Block `rank` of the other's buffer, whose mapping was checked to have all; its
                 //   owner waits in the same call and leaves that block to us.
                 let target = unsafe { target.add(rank * len) };
-                // SAFETY:
-                // * `len` bytes on both sides, in different memory.
-                unsafe { copy(from, target, len) };
+                if pair {
+                    // SAFETY:
+                    // * `len` bytes on all sides, in different memory.
+                    unsafe { copy_to_both(from, own, target, len) };
+                } else {
+                    // SAFETY:
+                    // * `len` bytes on both sides, in different memory.
+                    unsafe { copy(from, target, len) };
+                }
             }
             this.done()
         })
