@@ -16,7 +16,7 @@
 //!     Ok(acl) => {
 //!         let count_devices = ascend_sys::function!(acl, aclrtGetDeviceCount)?;
 //!         let mut count = 0;
-//!         // SAFETY: `count` is valid for writes.
+//!         // Sound: `count` is valid for writes.
 //!         let code = unsafe { count_devices(&raw mut count) };
 //!         println!("{count} devices, code {code}");
 //!     }
@@ -35,6 +35,10 @@
 //! `ASCEND_SYS_INCLUDE_DIR`, else of the installed toolkit (`$ASCEND_HOME_PATH`,
 //! `$ASCEND_TOOLKIT_HOME`, the default folders), completed by ours where a release lacks something.
 //! It needs libclang.
+
+pub mod config;
+pub mod load;
+pub mod status;
 
 macro_rules! declarations {
     ($(#[$doc:meta] $name:ident $file:literal,)*) => {
@@ -63,10 +67,6 @@ macro_rules! declarations {
         })*
     };
 }
-
-pub mod config;
-pub mod load;
-pub mod status;
 
 declarations! {
     /// The runtime (ACL).

@@ -642,3 +642,94 @@ table!(AclnnTable {
     ],
     optional: [aclSetAclOpExecutorRepeatable aclDestroyAclOpExecutor],
 });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(variables: &[(&str, &str)]) -> Vec<String> {
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+        };
+        let search = Search::from_variables(variable);
+        let candidates = search.candidates("libx.so", &["/driver"]);
+        candidates.iter().map(|path| path.display().to_string()).collect()
+    }
+
+    #[test]
+    fn plain_name_comes_first_then_the_toolkit_of_the_environment() {
+        let found =
+            places(&[("ASCEND_TOOLKIT_HOME", "/t"), ("ASCEND_HOME_PATH", "/h"), ("HOME", "/root")]);
+        let expected = [
+            "libx.so",
+            "/h/lib64/libx.so",
+            "/t/lib64/libx.so",
+            "/root/Ascend/cann/lib64/libx.so",
+            "/root/Ascend/ascend-toolkit/latest/lib64/libx.so",
+            "/usr/local/Ascend/cann/lib64/libx.so",
+            "/usr/local/Ascend/ascend-toolkit/latest/lib64/libx.so",
+            "/opt/Ascend/cann/lib64/libx.so",
+            "/driver/libx.so",
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn same_folder_is_tried_once_and_empty_variables_count_as_unset() {
+        let found = places(&[
+            ("ASCEND_HOME_PATH", "/usr/local/Ascend/cann"),
+            ("ASCEND_TOOLKIT_HOME", ""),
+            ("CLUSTER_HEALTH_ASCEND_LIB_DIR", ""),
+        ]);
+        assert_eq!(found.iter().filter(|path| path.contains("Ascend/cann/lib64")).count(), 2);
+        assert_eq!(found[1], "/usr/local/Ascend/cann/lib64/libx.so");
+    }
+
+    #[test]
+    fn folder_variable_is_the_only_place() {
+        let variables = [("CLUSTER_HEALTH_ASCEND_LIB_DIR", "/sim"), ("ASCEND_HOME_PATH", "/h")];
+        assert_eq!(places(&variables), ["/sim/libx.so"]);
+    }
+
+    #[test]
+    fn stub_folders_are_never_looked_into() {
+        for path in places(&[("ASCEND_HOME_PATH", "/h"), ("HOME", "/root")]) {
+            assert!(!path.contains("devlib") && !path.contains("stub"), "{path}");
+        }
+    }
+
+    /// Words of glibc, which a test as root cannot provoke.
+    #[test]
+    fn refusal_to_read_is_told_from_absence() {
+        let attempt = |path: &str, words: &str| Attempt {
+            path: path.into(),
+            problem: format!("{path}: cannot open shared object file: {words}"),
+        };
+        let absent = attempt("libascendcl.so", "No such file or directory");
+        let denied = attempt("/h/lib64/libascendcl.so", "Permission denied");
+        assert_eq!(classify(&[absent.clone(), denied]), LoadErrorKind::Permission);
+        assert_eq!(classify(&[absent]), LoadErrorKind::NotInstalled);
+    }
+
+    /// A function that nobody listed would never be looked for in the second library.
+    #[cfg(not(feature = "bindgen"))]
+    #[test]
+    fn tables_name_every_generated_field() {
+        fn check<T: Table>(text: &str) {
+            let mut fields: Vec<_> = text
+                .lines()
+                .filter_map(|line| line.trim().strip_prefix("pub ")?.split_once(": Result<"))
+                .map(|(name, _)| name)
+                .collect();
+            let mut listed: Vec<_> = T::SYMBOLS.iter().map(|symbol| symbol.name).collect();
+            fields.sort_unstable();
+            listed.sort_unstable();
+            assert!(!fields.is_empty());
+            assert_eq!(fields, listed);
+        }
+        check::<AclTable>(include_str!("acl.rs"));
+        check::<HcclTable>(include_str!("hccl.rs"));
+        check::<DcmiTable>(include_str!("dcmi.rs"));
+        check::<AclnnTable>(include_str!("aclnn.rs"));
+    }
+}
