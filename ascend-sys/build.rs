@@ -21,38 +21,27 @@ mod generate {
         /// The header of the vendor, relative to one of the include folders.
         vendor: &'static [&'static str],
         functions: &'static str,
-        /// The headers of HCCL do not parse as C.
-        cpp: bool,
     }
 
     const MODULES: [Module; 4] = [
-        Module {
-            name: "acl",
-            table: "AclTable",
-            vendor: &["acl/acl.h"],
-            functions: "acl.*",
-            cpp: false,
-        },
+        Module { name: "acl", table: "AclTable", vendor: &["acl/acl.h"], functions: "acl.*" },
         Module {
             name: "hccl",
             table: "HcclTable",
             vendor: &["hccl/hccl.h", "hccl/hccl_comm.h"],
             functions: "Hccl.*",
-            cpp: true,
         },
         Module {
             name: "dcmi",
             table: "DcmiTable",
             vendor: &["dcmi_interface_api.h"],
             functions: "dcmi_.*",
-            cpp: false,
         },
         Module {
             name: "aclnn",
             table: "AclnnTable",
             vendor: &["acl/acl.h", "aclnn/acl_meta.h", "aclnnop/aclnn_matmul.h"],
             functions: "acl.*",
-            cpp: false,
         },
     ];
 
@@ -123,6 +112,8 @@ mod generate {
 
         let mut builder = bindgen::Builder::default()
             .header_contents(&format!("{}_wrapper.h", module.name), &wrapper)
+            // The headers of HCCL and of some releases of ACL do not parse as C.
+            .clang_args(["-x", "c++", "-std=c++17"])
             .clang_arg(format!("-I{}", ours.display()))
             .clang_args(vendor.iter().map(|folder| format!("-I{}", folder.display())))
             .dynamic_library_name(module.table)
@@ -136,11 +127,6 @@ mod generate {
             .rust_target(bindgen::RustTarget::stable(88, 0).unwrap())
             .rust_edition(bindgen::RustEdition::Edition2024)
             .formatter(bindgen::Formatter::Prettyplease);
-        builder = if module.cpp {
-            builder.clang_args(["-x", "c++", "-std=c++17"])
-        } else {
-            builder.clang_args(["-x", "c", "-std=c11"])
-        };
         // Only what our own header names, whatever else the headers of the vendor declare.
         for name in functions(&own_text, module.functions) {
             builder = builder.allowlist_function(name);

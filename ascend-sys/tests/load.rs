@@ -1,5 +1,7 @@
 //! Loading against libraries that a C compiler makes on the spot.
 
+#![allow(clippy::unwrap_used, reason = "a test reports by failing")]
+
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
