@@ -11,6 +11,7 @@ fn main() {
 #[expect(clippy::unwrap_used, reason = "a build script reports by failing")]
 mod generate {
     use std::path::{Path, PathBuf};
+    use std::process::Command;
     use std::{env, fs};
 
     /// One generated file.
@@ -114,6 +115,7 @@ mod generate {
             .header_contents(&format!("{}_wrapper.h", module.name), &wrapper)
             // The headers of HCCL and of some releases of ACL do not parse as C.
             .clang_args(["-x", "c++", "-std=c++17"])
+            .clang_args(compiler_headers())
             .clang_arg(format!("-I{}", ours.display()))
             .clang_args(vendor.iter().map(|folder| format!("-I{}", folder.display())))
             .dynamic_library_name(module.table)
@@ -161,6 +163,14 @@ mod generate {
             }
         }
         kept
+    }
+
+    /// The compiler's own headers (`stddef.h`), for a libclang that comes without; a complete one
+    /// finds its own first.
+    fn compiler_headers() -> Vec<String> {
+        let output = Command::new("cc").arg("-print-file-name=include").output();
+        let folder = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        folder.map_or_else(|_| Vec::new(), |folder| vec!["-idirafter".to_owned(), folder])
     }
 
     /// The names that our header declares unless the vendor's did.

@@ -185,6 +185,14 @@ pub struct AclTable {
         unsafe extern "C" fn(phyDevId: i32, userDevId: *mut i32) -> aclError,
         ::libloading::Error,
     >,
+    pub aclrtGetPhyDevIdByLogicDevId: Result<
+        unsafe extern "C" fn(logicDevId: i32, phyDevId: *mut i32) -> aclError,
+        ::libloading::Error,
+    >,
+    pub aclrtGetLogicDevIdByPhyDevId: Result<
+        unsafe extern "C" fn(phyDevId: i32, logicDevId: *mut i32) -> aclError,
+        ::libloading::Error,
+    >,
     pub aclrtCreateContext: Result<
         unsafe extern "C" fn(context: *mut aclrtContext, deviceId: i32) -> aclError,
         ::libloading::Error,
@@ -687,6 +695,14 @@ impl AclTable {
             __library.get(b"aclrtGetUserDevIdByPhyDevId\0")
         }
             .map(|sym| *sym);
+        let aclrtGetPhyDevIdByLogicDevId = unsafe {
+            __library.get(b"aclrtGetPhyDevIdByLogicDevId\0")
+        }
+            .map(|sym| *sym);
+        let aclrtGetLogicDevIdByPhyDevId = unsafe {
+            __library.get(b"aclrtGetLogicDevIdByPhyDevId\0")
+        }
+            .map(|sym| *sym);
         let aclrtCreateContext = unsafe { __library.get(b"aclrtCreateContext\0") }
             .map(|sym| *sym);
         let aclrtDestroyContext = unsafe { __library.get(b"aclrtDestroyContext\0") }
@@ -831,6 +847,8 @@ impl AclTable {
             aclrtGetLogicDevIdByUserDevId,
             aclrtGetPhyDevIdByUserDevId,
             aclrtGetUserDevIdByPhyDevId,
+            aclrtGetPhyDevIdByLogicDevId,
+            aclrtGetLogicDevIdByPhyDevId,
             aclrtCreateContext,
             aclrtDestroyContext,
             aclrtSetCurrentContext,

@@ -598,7 +598,8 @@ table!(AclTable {
         aclrtGetVersion aclsysGetVersionStr aclsysGetCANNVersion aclrtSynchronizeDeviceWithTimeout
         aclrtQueryDeviceStatus aclrtGetDeviceInfo aclrtGetDevicesTopo aclrtDeviceGetUuid
         aclrtDeviceGetPCIBusId aclrtGetLogicDevIdByUserDevId aclrtGetPhyDevIdByUserDevId
-        aclrtGetUserDevIdByPhyDevId aclrtStreamAbort aclrtSynchronizeEventWithTimeout
+        aclrtGetUserDevIdByPhyDevId aclrtGetPhyDevIdByLogicDevId
+        aclrtGetLogicDevIdByPhyDevId aclrtStreamAbort aclrtSynchronizeEventWithTimeout
         aclrtEventGetTimestamp aclrtHostRegister aclrtHostRegisterV2 aclrtHostUnregister
         aclrtHostGetDevicePointer aclrtPointerGetAttributes aclrtDevicePeerAccessStatus
     ],
@@ -659,13 +660,13 @@ mod tests {
     #[test]
     fn plain_name_comes_first_then_the_toolkit_of_the_environment() {
         let found =
-            places(&[("ASCEND_TOOLKIT_HOME", "/t"), ("ASCEND_HOME_PATH", "/h"), ("HOME", "/root")]);
+            places(&[("ASCEND_TOOLKIT_HOME", "/t"), ("ASCEND_HOME_PATH", "/h"), ("HOME", "/user")]);
         let expected = [
             "libx.so",
             "/h/lib64/libx.so",
             "/t/lib64/libx.so",
-            "/root/Ascend/cann/lib64/libx.so",
-            "/root/Ascend/ascend-toolkit/latest/lib64/libx.so",
+            "/user/Ascend/cann/lib64/libx.so",
+            "/user/Ascend/ascend-toolkit/latest/lib64/libx.so",
             "/usr/local/Ascend/cann/lib64/libx.so",
             "/usr/local/Ascend/ascend-toolkit/latest/lib64/libx.so",
             "/opt/Ascend/cann/lib64/libx.so",
@@ -693,7 +694,7 @@ mod tests {
 
     #[test]
     fn stub_folders_are_never_looked_into() {
-        for path in places(&[("ASCEND_HOME_PATH", "/h"), ("HOME", "/root")]) {
+        for path in places(&[("ASCEND_HOME_PATH", "/h"), ("HOME", "/user")]) {
             assert!(!path.contains("devlib") && !path.contains("stub"), "{path}");
         }
     }
