@@ -322,8 +322,12 @@ pub enum LoadErrorKind {
 impl LoadError {
     /// What to do about it.
     #[must_use]
-    pub const fn advice(&self) -> &'static str {
+    pub fn advice(&self) -> &'static str {
         match self.kind {
+            LoadErrorKind::NotInstalled if self.library == DCMI => {
+                "install the Ascend driver, which brings it; a container needs the driver of its \
+                 host mounted"
+            }
             LoadErrorKind::NotInstalled => {
                 "install the Ascend toolkit (CANN), or, where it is installed, source its \
                  set_env.sh, for example /usr/local/Ascend/ascend-toolkit/set_env.sh or \
@@ -376,7 +380,10 @@ impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} cannot be used: {}; tried", self.library, self.kind)?;
         for attempt in &self.attempts {
-            write!(f, "\n  {}: {}", attempt.path.display(), attempt.problem)?;
+            // The loader's words begin with the path, unless they are about another file.
+            let path = attempt.path.display().to_string();
+            let problem = attempt.problem.strip_prefix(&format!("{path}: "));
+            write!(f, "\n  {path}: {}", problem.unwrap_or(&attempt.problem))?;
         }
         write!(f, "\nwhat to do: {}", self.advice())
     }
@@ -408,6 +415,9 @@ fn classify(attempts: &[Attempt]) -> LoadErrorKind {
         None => LoadErrorKind::Refused,
     }
 }
+
+/// Comes with the driver, where the others come with the toolkit.
+const DCMI: &str = "libdcmi.so";
 
 const ABSENT: &str = "No such file or directory";
 const STUB: &str = "a stub library, for linking only";
@@ -619,7 +629,7 @@ table!(HcclTable {
 });
 
 table!(DcmiTable {
-    names: ["libdcmi.so"],
+    names: [DCMI],
     extra: [],
     folders: ["/usr/local/dcmi", "/usr/local/Ascend/driver/lib64/driver"],
     required: [dcmi_init dcmi_get_card_list dcmi_get_device_num_in_card],

@@ -373,7 +373,7 @@ pub fn wheel_headers(version: Option<&str>, scratch: &Path) -> Result<Headers, S
             renamed.map_err(|error| format!("{}: {error}", folder.display()))
         });
         // Nothing is left of it where all went well.
-        let _ = fs::remove_dir_all(&partial);
+        drop(fs::remove_dir_all(&partial));
         result?;
     }
     let include = folder.join("torch_npu/include");
