@@ -63,7 +63,7 @@ fn real_headers(version: Option<&str>) -> Option<Headers> {
     match wheel_headers(version, &PathBuf::from(env!("CARGO_TARGET_TMPDIR"))) {
         Ok(headers) => Some(headers),
         Err(reason) => {
-            println!("skipped: torch_npu cannot be downloaded: {reason}");
+            println!("skipped: no torch_npu headers: {reason}");
             None
         }
     }
