@@ -300,8 +300,8 @@ impl Topology {
         Ok(total)
     }
 
-    /// Bytes that can be allocated without swapping, read anew from `proc/meminfo`; for a machine
-    /// of given parts the free memory of its nodes.
+    /// Bytes that can be allocated without swapping and within the memory limits of this process's
+    /// cgroups, read anew; for a machine of given parts the free memory of its nodes.
     ///
     /// # Errors
     /// [`Error::Unavailable`] when the file says nothing, [`Error::Format`] or [`Error::System`]
@@ -315,7 +315,9 @@ impl Topology {
         // Kernels before 3.14 do not estimate it; what is free is the cautious answer then.
         for key in ["MemAvailable:", "MemFree:"] {
             if let Some(bytes) = meminfo_bytes(&path, &text, key)? {
-                return Ok(bytes);
+                // A limit that cannot be read is none; the allocation itself will tell.
+                let left = cgroup::memory_left(root).ok().flatten();
+                return Ok(left.map_or(bytes, |left| left.min(bytes)));
             }
         }
         Err(Error::Unavailable {

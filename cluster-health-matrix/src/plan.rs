@@ -318,6 +318,9 @@ impl Default for Settings {
     }
 }
 
+/// Most timed or discarded transfers of a point.
+const MOST_ITERATIONS: u32 = 100_000;
+
 impl Settings {
     /// The timeout in nanoseconds, or which value cannot be used.
     fn check(&self) -> Result<u64> {
@@ -327,8 +330,9 @@ impl Settings {
         if self.repeats == 0 || self.repeats > 10_000 {
             return Err(Error::invalid("--repeats", "between 1 and 10000 blocks"));
         }
-        if self.iters > 1_000_000 || self.warmup.is_some_and(|warmup| warmup > 1_000_000) {
-            return Err(Error::invalid("--iters, --warmup", "at most 1000000"));
+        if self.iters > MOST_ITERATIONS || self.warmup.is_some_and(|most| most > MOST_ITERATIONS) {
+            let message = format!("at most {MOST_ITERATIONS}: a point is one line of the log");
+            return Err(Error::invalid("--iters, --warmup", message));
         }
         if self.ci.is_some_and(|width| !(width > 0.0 && width < 1.0)) {
             return Err(Error::invalid(

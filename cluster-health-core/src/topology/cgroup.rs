@@ -80,6 +80,27 @@ impl Limits {
     }
 }
 
+/// Bytes that the memory limits of this process's group and those above it leave; `None` without a
+/// limit. Page cache that the kernel would give back counts as left.
+pub(super) fn memory_left(root: &Path) -> Result<Option<u64>> {
+    let mounts = mounts(root)?;
+    let mut least: Option<u64> = None;
+    for folder in hierarchies(root, &mounts, "memory")?.into_iter().flatten() {
+        let number = |name: &str| -> Result<Option<u64>> {
+            Ok(read_text(&folder.join(name))?.and_then(|text| text.trim().parse().ok()))
+        };
+        let limit = number("memory.max")?.or(number("memory.limit_in_bytes")?);
+        let used = number("memory.current")?.or(number("memory.usage_in_bytes")?);
+        let (Some(limit), Some(used)) = (limit, used) else { continue };
+        let stat = read_text(&folder.join("memory.stat"))?.unwrap_or_default();
+        let cache = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
+        let cache = cache.and_then(|value| value.trim().parse().ok()).unwrap_or(0);
+        let left = limit.saturating_sub(used.saturating_sub(cache));
+        least = Some(least.map_or(left, |least| least.min(left)));
+    }
+    Ok(least)
+}
+
 /// The time that one group grants in CPUs worth, from v2's or v1's files.
 fn read_quota(folder: &Path) -> Result<Option<f64>> {
     let (path, quota, period) = {

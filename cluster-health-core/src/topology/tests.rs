@@ -225,6 +225,28 @@ fn this_machine() {
 }
 
 #[test]
+fn a_memory_limit_bounds_what_is_available() {
+    let present = format!("{CPU}/present");
+    let files = [
+        (present.as_str(), "0-1\n"),
+        ("proc/meminfo", "MemTotal: 9000 kB\nMemFree: 1000 kB\nMemAvailable: 8000 kB\n"),
+        ("proc/self/cgroup", "0::/job/step\n"),
+        ("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n"),
+        ("sys/fs/cgroup/job/memory.max", "1000000\n"),
+        ("sys/fs/cgroup/job/memory.current", "700000\n"),
+        ("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 200000\n"),
+        ("sys/fs/cgroup/job/step/memory.max", "max\n"),
+        ("sys/fs/cgroup/job/step/memory.current", "600000\n"),
+    ];
+    let root = dump(&files);
+    let topology = Topology::read(root.path()).unwrap();
+    // 1,000,000 - (700,000 - 200,000), which is less than 8,000 KiB.
+    assert_eq!(topology.mem_available().unwrap(), 500_000);
+    fs::write(root.path().join("sys/fs/cgroup/job/memory.max"), "max\n").unwrap();
+    assert_eq!(topology.mem_available().unwrap(), 8000 * 1024);
+}
+
+#[test]
 fn given_parts() {
     let node = |id, mem_free| NodeInfo { id: NodeId(id), cpus: set("0"), mem_total: 9, mem_free };
     let topology = Topology::from_parts(Vec::new(), vec![node(3, 4), node(1, 2)]);
