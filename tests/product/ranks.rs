@@ -81,13 +81,11 @@ impl PairPoint {
         assert_eq!(self.reason, None);
         assert_eq!(self.ran_on, self.cpus().map(|cpu| vec![cpu]), "{self:?}");
         assert!(self.rank_ns.iter().all(|times| times.len() == iters), "{self:?}");
-        let [first_cpu, second_cpu] = self.cpus();
         let [first, second] = &self.rank_ns;
         let slower: Vec<u64> = first.iter().zip(second).map(|(a, b)| *a.max(b)).collect();
         assert_eq!(self.iter_ns, slower);
         assert!(self.iter_ns.iter().all(|time| *time > 0), "{self:?}");
-        // Ranks that share a CPU take turns: there is no common start.
-        assert_eq!(self.skew_ns.is_some(), first_cpu != second_cpu, "{self:?}");
+        assert!(self.skew_ns.is_some(), "{self:?}");
     }
 }
 

@@ -302,8 +302,7 @@ impl<'a> LivePair<'a> {
             let slowest = slowest.copied().unwrap_or(0);
             sample.iter_ns.push(slowest);
         }
-        // Ranks that share a CPU take turns: when each began says nothing.
-        sample.skew_ns = (!shared).then_some(skew);
+        sample.skew_ns = Some(skew);
         let fastest = sample.iter_ns.iter().min().copied().unwrap_or(0);
         Ok(!shared && skew > SKEW_NS && to_f64(skew) > SKEW_SHARE * to_f64(fastest))
     }
