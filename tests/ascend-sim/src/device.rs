@@ -269,9 +269,8 @@ fn version_parts() -> [i32; 3] {
 }
 
 fn synchronize(timeout: i32) -> Outcome {
-    let (context, logic) = current()?;
+    let (_, logic) = current()?;
     default_stream()?.synchronize(timeout)?;
-    let _ = context;
     stream::of_device(logic).iter().try_for_each(|stream| stream.synchronize(timeout))
 }
 

@@ -71,7 +71,7 @@
 //! # Missing symbols
 //!
 //! An older toolkit is a copy of the shared object in which names were overwritten in the table of
-//! dynamic symbols, so that the loader does not find them: see `tests/variants.rs`.
+//! dynamic symbols, so that the loader does not find them: see `support.rs`.
 //!
 //! # Choices where the vendor's behaviour is not known
 //!

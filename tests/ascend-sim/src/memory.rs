@@ -7,8 +7,8 @@ use std::{
     collections::{BTreeMap, VecDeque},
     ffi::c_void,
     ptr,
-    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 use crate::{
@@ -61,7 +61,6 @@ impl Drop for Region {
 
 static REGIONS: RwLock<BTreeMap<usize, Arc<Region>>> = RwLock::new(BTreeMap::new());
 static FREED: Mutex<VecDeque<(usize, usize)>> = Mutex::new(VecDeque::new());
-static HOST_BYTES: AtomicU64 = AtomicU64::new(0);
 pub(crate) static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
 
 fn pages(size: usize) -> usize {
@@ -310,7 +309,6 @@ fn malloc_host(out: &Out<usize>, size: usize) -> Outcome {
     let Some(base) = map(pages(size), libc::PROT_READ | libc::PROT_WRITE) else {
         return fail(RT_MEMORY_ALLOCATION, format!("mmap of {size} bytes failed"));
     };
-    HOST_BYTES.fetch_add(size as u64, Ordering::Relaxed);
     let live = AtomicBool::new(true);
     let kind = Kind::Pinned;
     insert(Region { base, size, reserved: size, data: base, kind, charged: 0, live, view: None });
@@ -348,8 +346,7 @@ fn free(addr: usize, host: bool) -> Outcome {
 }
 
 /// Two registrations of the same pages must not both pass the check.
-static REGISTERING: LazyLock<Mutex<()>> = LazyLock::new(Mutex::default);
-static VIEWS: AtomicUsize = AtomicUsize::new(0);
+static REGISTERING: Mutex<()> = Mutex::new(());
 
 fn register(addr: usize, size: u64, mapped: bool, pinned: bool) -> Result<Option<usize>, Fail> {
     if addr == 0 {
@@ -398,7 +395,6 @@ fn view(addr: usize, size: usize) -> Result<usize, Fail> {
     let Some(base) = map(reserved, libc::PROT_NONE) else {
         return fail(RT_MEMORY_ALLOCATION, "no address range for the device's view");
     };
-    VIEWS.fetch_add(1, Ordering::Relaxed);
     let live = AtomicBool::new(true);
     let kind = Kind::Mapped;
     insert(Region { base, size, reserved, data: addr, kind, charged: 0, live, view: None });
