@@ -13,7 +13,7 @@
 //! | [`Communicator`] | `HcclComm` | `ncclComm_t` | ranks that write into each other's memfds |
 //! | [`RankGroup`] | the launcher's job, root info exchange | the launcher's job, `ncclUniqueId` exchange | socket pairs, or sockets in a private folder |
 //!
-//! The Ascend and CUDA columns name what the types stand for; this version has the host and the
+//! The CUDA column names what the types stand for; this version has the Ascend, the host and the
 //! synthetic backend, and collectives of the host backend only. [`Machine`] has an example that
 //! runs on any Linux machine, [`rank`] one of starting and finding ranks.
 //!

@@ -8,7 +8,8 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 
 use crate::affinity::{BindScope, Census, PinGuard, current_cpu};
-use crate::backend::host::{HostDriver, monotonic_ns, no_ascend};
+use crate::backend::ascend::AscendDriver;
+use crate::backend::host::{HostDriver, monotonic_ns};
 use crate::backend::synthetic::{
     CopyOutcome, PointContext, RANK_DEAD, Scenario, SyntheticDriver, census_of, topology_of,
 };
@@ -78,12 +79,19 @@ impl fmt::Debug for Machine {
 
 impl Machine {
     /// The best backend of this machine: Ascend if its library loads and reports devices, else
-    /// host memory. This version has no Ascend backend yet, so it is the host.
+    /// host memory. [`ascend_status`](Self::ascend_status) tells why it is not Ascend.
     ///
     /// # Errors
     /// When this machine's CPUs and memory nodes cannot be read.
     pub fn detect() -> Result<Self> {
-        Self::host()
+        match AscendDriver::load() {
+            Ok(driver) => Ok(Self::real(Arc::new(driver), Topology::system()?)),
+            Err(_) => Self::host(),
+        }
+    }
+
+    fn real(driver: Arc<dyn Driver>, topology: Topology) -> Self {
+        Self(Arc::new(Inner { driver, cpus: Cpus::System, topology, census: OnceCell::new() }))
     }
 
     /// This machine's CPUs and its memory: one device per NUMA node with memory.
@@ -93,15 +101,24 @@ impl Machine {
     pub fn host() -> Result<Self> {
         let topology = Topology::system()?;
         let driver = Arc::new(HostDriver::new(&topology));
-        Ok(Self(Arc::new(Inner { driver, cpus: Cpus::System, topology, census: OnceCell::new() })))
+        Ok(Self::real(driver, topology))
     }
 
-    /// This machine's Ascend NPUs.
+    /// This machine's Ascend NPUs, as far as `ASCEND_RT_VISIBLE_DEVICES` lets this process use
+    /// them, by their physical ids. Each is opened by its first use, on any thread, and stays open.
     ///
     /// # Errors
-    /// Always in this version, which has no Ascend backend yet.
+    /// When the runtime's library does not load, with every path tried, or the runtime does not
+    /// start or reports no device, with its code; each with what to do.
     pub fn ascend() -> Result<Self> {
-        Err(no_ascend())
+        let driver = AscendDriver::load()?;
+        Ok(Self::real(Arc::new(driver), Topology::system()?))
+    }
+
+    /// Why this machine's Ascend NPUs cannot be used; `None` when they can.
+    #[must_use]
+    pub fn ascend_status() -> Option<String> {
+        AscendDriver::load().err().map(|error| error.to_string())
     }
 
     /// A machine that exists only as a scenario, in virtual time that starts at 0.

@@ -469,7 +469,7 @@ pub fn timings_of_log(dir: &Path, first_seq: u64) -> Result<Timings> {
         if sample.seq < first_seq {
             continue;
         }
-        let iterations = sample.iter_ns.iter().sum::<u64>();
+        let iterations = sample.host_times().iter().sum::<u64>();
         let warmup = sample.warmup_ns.iter().sum::<u64>();
         timings.iterations_ns += iterations;
         timings.warmup_ns += warmup;
@@ -762,8 +762,9 @@ impl RunFolder {
             last = Some(sample?);
         }
         let Some(last) = last else { return Ok(0) };
-        let spent =
-            last.bind_ns + last.touch_ns + last.warmup_ns.iter().chain(&last.iter_ns).sum::<u64>();
+        let spent = last.bind_ns
+            + last.touch_ns
+            + last.warmup_ns.iter().chain(last.host_times()).sum::<u64>();
         let pause = if machine.has_virtual_time() {
             0
         } else {

@@ -242,6 +242,12 @@ impl Sample {
         }
     }
 
+    /// Timed iterations by the host clock, whichever clock `iter_ns` comes from.
+    #[must_use]
+    pub fn host_times(&self) -> &[u64] {
+        self.host_iter_ns.as_deref().unwrap_or(&self.iter_ns)
+    }
+
     /// True when the point's times enter matrices and summaries.
     #[must_use]
     pub fn counts(&self) -> bool {

@@ -14,7 +14,7 @@ use crate::backend::{
 };
 use crate::buffer::{Pinned, TagPattern};
 use crate::device::DeviceInfo;
-use crate::error::{Error, Result, errno_text};
+use crate::error::{Result, errno_text};
 use crate::id::{DeviceId, NodeId};
 use crate::topology::Topology;
 use crate::units::ByteSize;
@@ -318,14 +318,5 @@ unsafe impl Driver for HostDriver {
         // * As above; `data` is borrowed memory elsewhere and cannot overlap.
         unsafe { std::ptr::copy_nonoverlapping(source, data.as_mut_ptr(), data.len()) };
         Ok(())
-    }
-}
-
-/// Where the host backend cannot have the device that was asked for.
-pub(crate) fn no_ascend() -> Error {
-    Error::Unavailable {
-        what: "the Ascend backend".to_owned(),
-        message: "this version is built without it; use --backend host or synthetic:FILE"
-            .to_owned(),
     }
 }

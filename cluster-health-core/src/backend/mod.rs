@@ -16,6 +16,7 @@ use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::id::NodeId;
 
+pub(crate) mod ascend;
 pub(crate) mod host;
 pub(crate) mod memory;
 pub mod synthetic;

@@ -59,7 +59,7 @@ impl Accounts {
     /// Books a point that ran from `began` to `ended` on the machine's clock.
     pub(super) fn add(&mut self, sample: &Sample, began: u64, ended: u64) {
         let timings = &mut self.timings;
-        timings.iterations_ns += sample.iter_ns.iter().sum::<u64>();
+        timings.iterations_ns += sample.host_times().iter().sum::<u64>();
         timings.warmup_ns += sample.warmup_ns.iter().sum::<u64>();
         timings.touch_ns += sample.touch_ns;
         timings.bind_ns += sample.bind_ns;
@@ -205,6 +205,7 @@ pub(super) fn reset(sample: &mut Sample, point: &PlannedPoint) {
     sample.sentinel = point.sentinel;
     sample.reason = None;
     sample.iter_ns.clear();
+    sample.host_iter_ns = None;
     sample.warmup_ns.clear();
     sample.touch_ns = 0;
     sample.bind_ns = 0;

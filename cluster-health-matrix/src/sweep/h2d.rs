@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cluster_health_core::{
-    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, HostBuffer, HostMemory, Machine, NodeId,
-    PointContext, Stream, TagPattern, Transfer,
+    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, Event, HostBuffer, HostMemory, Machine,
+    NodeId, PointContext, Stream, TagPattern, Transfer,
 };
 use ndarray::{ArrayView2, ArrayView3};
 
@@ -19,7 +19,7 @@ use crate::estimate::{Estimates, axes_of_plan};
 use crate::matrix::{CellStatus, Matrix};
 use crate::observer::Observer;
 use crate::plan::{ArenaPolicy, H2dPlan, PROBE_SIZE};
-use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep};
+use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep, Timer};
 use crate::schedule::{PlannedPoint, Schedule};
 
 /// Result of an H2D sweep.
@@ -128,6 +128,8 @@ impl Arena {
 struct Lane {
     stream: Stream,
     target: DeviceBuffer,
+    /// Around each timed copy, where events carry the device's own time.
+    events: Option<[Event; 2]>,
 }
 
 /// What a point needs between its checks: buffers, streams, the bound thread and the clock.
@@ -176,7 +178,16 @@ impl<'a> Engine<'a> {
         let device = machine
             .device(id)
             .ok_or_else(|| Error::invalid("--devices", format!("device {id} does not exist")))?;
-        Ok(Lane { stream: Stream::new(&device)?, target: DeviceBuffer::new(&device, size)? })
+        let events = if machine.has_device_events() {
+            Some([Event::new(&device)?, Event::new(&device)?])
+        } else {
+            None
+        };
+        Ok(Lane {
+            stream: Stream::new(&device)?,
+            target: DeviceBuffer::new(&device, size)?,
+            events,
+        })
     }
 
     fn note_best(&mut self, point: &PlannedPoint, time: u64) {
@@ -339,7 +350,7 @@ impl Points for Engine<'_> {
         let cell = (self.plan.cpus[point.cell.row].0, self.plan.devices[point.cell.column].0);
         check_recalled(point, sample, cell)?;
         if sample.status == PointStatus::Measured {
-            for &time in sample.warmup_ns.iter().chain(&sample.iter_ns) {
+            for &time in sample.warmup_ns.iter().chain(sample.host_times()) {
                 self.note_best(point, time);
             }
         }
@@ -372,8 +383,8 @@ impl Points for Engine<'_> {
             for index in 0..self.sample.warmup_ns.len() {
                 self.note_best(point, self.sample.warmup_ns[index]);
             }
-            for index in 0..self.sample.iter_ns.len() {
-                self.note_best(point, self.sample.iter_ns[index]);
+            for index in 0..self.sample.host_times().len() {
+                self.note_best(point, self.sample.host_times()[index]);
             }
         }
         self.accounts.add(&self.sample, began, self.machine.now_ns());
@@ -467,21 +478,46 @@ impl PointRun<'_> {
 
     fn timed(&mut self, bytes: ByteSize, binding: Option<&Binding>) -> Result<(), Fault> {
         let timeout = self.plan.timeout();
-        let (stream, target) = (&self.lane.stream, &mut self.lane.target);
+        let Lane { stream, target, events } = &mut *self.lane;
+        let stream = &*stream;
         let mut transfer = Transfer::to_device(stream, self.source, target, bytes, timeout)?;
-        let RanOn::Thread(ran_on) = &mut self.sample.ran_on else { return Ok(()) };
+        let Sample { iter_ns, host_iter_ns, timer, ran_on, .. } = &mut *self.sample;
+        let RanOn::Thread(ran_on) = ran_on else { return Ok(()) };
+        if events.is_some() {
+            *timer = Timer::Event;
+            *host_iter_ns = Some(Vec::with_capacity(self.plan.iters as usize));
+        }
         for _ in 0..self.plan.iters {
             let start = self.machine.now_ns();
+            if let Some([before, _]) = events {
+                before.record(stream)?;
+            }
             transfer.issue()?;
+            if let Some([_, after]) = events {
+                after.record(stream)?;
+            }
             transfer.wait()?;
             let end = self.machine.now_ns();
-            self.sample.iter_ns.push(end - start);
+            match (events.as_ref(), host_iter_ns.as_mut()) {
+                (Some([before, after]), Some(host_ns)) => {
+                    host_ns.push(end - start);
+                    iter_ns.push(whole_ns(after.nanoseconds_since(before)?));
+                }
+                _ => iter_ns.push(end - start),
+            }
             let cpu = binding.and_then(|binding| binding.running_cpu().ok());
             if let Some(cpu) = cpu
                 && !ran_on.contains(&cpu)
             {
                 ran_on.push(cpu);
             }
+        }
+        // Events too coarse for this copy say nothing about it.
+        if iter_ns.contains(&0)
+            && let Some(host_ns) = host_iter_ns.take()
+        {
+            *iter_ns = host_ns;
+            *timer = Timer::Host;
         }
         Ok(())
     }
@@ -502,6 +538,17 @@ impl PointRun<'_> {
             )))
         }
     }
+}
+
+/// Nanoseconds of a device's clock as a sample holds them; 0 for what is no time.
+fn whole_ns(nanoseconds: f64) -> u64 {
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the cast saturates, and negative or undefined times become 0"
+    )]
+    let whole = nanoseconds.round() as u64;
+    whole
 }
 
 #[cfg(test)]

@@ -1,0 +1,695 @@
+//! The Ascend backend: NPUs through the ACL runtime, opened at run time.
+//!
+//! A thread needs a context of the device before almost any call. Every call here makes the
+//! device current on its own thread first, so that the public types work from any thread.
+//! Devices are opened by their first use, which takes seconds, and never reset; the runtime is
+//! never finalised: other users of it may live in the same process.
+#![allow(unsafe_code, reason = "calls of C functions, and raw addresses of host and device memory")]
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use ascend_sys::status::acl as codes;
+use ascend_sys::{acl as abi, function};
+
+use self::acl::{Runtime, missing};
+use crate::backend::host::{alloc_host, free_host, monotonic_ns};
+use crate::backend::{
+    BackendKind, CopyRequest, Direction, Driver, RawDevice, RawEvent, RawHost, RawSide, RawStream,
+    memory,
+};
+use crate::buffer::{Pinned, Tag, TagPattern};
+use crate::device::DeviceInfo;
+use crate::error::{Error, Result};
+use crate::id::{DeviceId, NodeId};
+use crate::units::ByteSize;
+
+mod acl;
+
+/// The NPUs of this process.
+#[derive(Debug)]
+pub(crate) struct AscendDriver {
+    runtime: Runtime,
+    /// Positions are the runtime's own ("user") device ids.
+    devices: Vec<DeviceInfo>,
+}
+
+impl AscendDriver {
+    /// Opens the runtime and lists the devices; opens none of them.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] with every path tried, or the code that the runtime answered, and
+    /// what to do.
+    pub(crate) fn load() -> Result<Self> {
+        let runtime = Runtime::start()?;
+        Ok(Self { runtime, devices: runtime.devices()? })
+    }
+
+    fn id(&self, device: usize) -> Option<DeviceId> {
+        self.devices.get(device).map(|info| info.id)
+    }
+
+    fn user_of(&self, device: usize) -> Result<(i32, DeviceId)> {
+        let found = i32::try_from(device).ok().zip(self.id(device));
+        found.ok_or_else(|| Error::invalid("device", format!("position {device} does not exist")))
+    }
+
+    /// Makes the device current on this thread, whatever others did meanwhile.
+    fn enter(&self, device: usize) -> Result<()> {
+        let (user, id) = self.user_of(device)?;
+        self.runtime.enter(user, id)
+    }
+
+    /// As [`enter`](Self::enter), for calls that are timed.
+    #[inline]
+    fn enter_again(&self, device: usize) -> Result<()> {
+        let (user, id) = self.user_of(device)?;
+        self.runtime.enter_again(user, id)
+    }
+
+    #[inline]
+    fn check(&self, call: &'static str, code: i32, device: usize) -> Result<()> {
+        self.runtime.check(call, code, self.id(device))
+    }
+
+    /// Page-locked memory of the runtime, every byte zero and touched by the calling thread.
+    fn malloc_host(&self, len: usize) -> Result<*mut u8> {
+        let device = self.runtime.any_device(self.devices.len());
+        self.enter(device)?;
+        let malloc = function!(self.runtime.acl, aclrtMallocHost).map_err(missing)?;
+        let mut address: *mut c_void = std::ptr::null_mut();
+        // SAFETY:
+        // * The pointer is to a live pointer of ours; this thread has a context.
+        let code = unsafe { malloc(&raw mut address, len) };
+        self.check("aclrtMallocHost", code, device)?;
+        if address.is_null() {
+            return Err(Error::Unavailable {
+                what: format!("{} of page-locked memory", ByteSize(len as u64)),
+                message: "aclrtMallocHost succeeded without an address".to_owned(),
+            });
+        }
+        let address: *mut u8 = address.cast();
+        // SAFETY:
+        // * The runtime handed out `len` bytes at this address just now, and only to us.
+        unsafe { address.write_bytes(0, len) };
+        Ok(address)
+    }
+
+    /// A synchronous copy between host memory and a device that is current on this thread.
+    ///
+    /// # Safety
+    /// Both sides are alive, idle and `count` bytes long.
+    unsafe fn copy(
+        &self,
+        device: usize,
+        to: *mut u8,
+        from: *const u8,
+        count: usize,
+        direction: Direction,
+    ) -> Result<()> {
+        let copy = function!(self.runtime.acl, aclrtMemcpy).map_err(missing)?;
+        // SAFETY:
+        // * The caller vouches for both sides; this thread has the device's context.
+        let code = unsafe { copy(to.cast(), count, from.cast(), count, kind_of(direction)) };
+        self.check("aclrtMemcpy", code, device)
+    }
+
+    /// Copies rows of `width` bytes synchronously, `pitch` apart in device memory and adjacent in
+    /// host memory, between host memory and a device that is current on this thread.
+    ///
+    /// # Safety
+    /// `(height - 1) * pitch + width` bytes of device memory and `height * width` bytes of host
+    /// memory are alive and idle.
+    unsafe fn copy_rows(&self, device: usize, rows: &Rows, direction: Direction) -> Result<()> {
+        let Rows { host, remote, pitch, width, height } = *rows;
+        if height == 1 || pitch == width {
+            let (to, from) = ends(direction, host, remote);
+            // SAFETY:
+            // * Such rows are adjacent on both sides, so both are this long; the caller vouches
+            //   for the rest.
+            return unsafe { self.copy(device, to, from, width * height, direction) };
+        }
+        let copy = function!(self.runtime.acl, aclrtMemcpy2d).map_err(missing)?;
+        let (to, from) = ends(direction, host, remote);
+        let (to_pitch, from_pitch) = match direction {
+            Direction::HostToDevice => (pitch, width),
+            Direction::DeviceToHost => (width, pitch),
+        };
+        let kind = kind_of(direction);
+        // SAFETY:
+        // * The caller vouches for both sides; this thread has the device's context.
+        let code =
+            unsafe { copy(to.cast(), to_pitch, from.cast(), from_pitch, width, height, kind) };
+        if code != codes::ACL_ERROR_RT_FEATURE_NOT_SUPPORT {
+            return self.check("aclrtMemcpy2d", code, device);
+        }
+        for row in 0..height {
+            let host = host.wrapping_add(row * width);
+            let (to, from) = ends(direction, host, remote.wrapping_add(row * pitch));
+            // SAFETY:
+            // * A row is within both sides, which the caller vouches for.
+            unsafe { self.copy(device, to, from, width, direction)? };
+        }
+        Ok(())
+    }
+}
+
+/// Rows of bytes in device memory and where they are gathered.
+#[derive(Debug, Clone, Copy)]
+struct Rows {
+    host: *mut u8,
+    remote: *mut u8,
+    pitch: usize,
+    width: usize,
+    height: usize,
+}
+
+/// Target and source of a copy.
+fn ends(direction: Direction, host: *mut u8, device: *mut u8) -> (*mut u8, *const u8) {
+    match direction {
+        Direction::HostToDevice => (device, host.cast_const()),
+        Direction::DeviceToHost => (host, device.cast_const()),
+    }
+}
+
+fn kind_of(direction: Direction) -> abi::aclrtMemcpyKind {
+    match direction {
+        Direction::HostToDevice => abi::ACL_MEMCPY_HOST_TO_DEVICE,
+        Direction::DeviceToHost => abi::ACL_MEMCPY_DEVICE_TO_HOST,
+    }
+}
+
+/// Tags that lie in rows of one pitch, up to a drift that stays within a row.
+#[derive(Debug, Default)]
+struct TagRows {
+    tags: Vec<(usize, Tag)>,
+    pitch: usize,
+    drift: usize,
+}
+
+/// So many tags are moved at once.
+const ROWS: usize = 16 << 10;
+
+impl TagRows {
+    /// Adds a tag if it is in the next row, at most `slack` bytes behind the first tag's column.
+    ///
+    /// The drift never decreases from row to row, so the last row ends where its tag does, and no
+    /// row reaches past the pattern.
+    fn push(&mut self, offset: usize, tag: Tag, slack: usize) -> bool {
+        let len = tag.bytes().len();
+        match self.tags.as_slice() {
+            [] => self.drift = 0,
+            [(first, same)] => {
+                if same.bytes().len() != len {
+                    return false;
+                }
+                self.pitch = offset - first;
+                self.drift = 0;
+            }
+            [(first, same), ..] => {
+                let column = first + self.tags.len() * self.pitch;
+                let Some(drift) = offset.checked_sub(column) else { return false };
+                let fits = drift >= self.drift && drift <= slack && drift + len <= self.pitch;
+                if !fits || same.bytes().len() != len || self.tags.len() == ROWS {
+                    return false;
+                }
+                self.drift = drift;
+            }
+        }
+        self.tags.push((offset, tag));
+        true
+    }
+
+    /// Where the rows begin, and the bytes of each.
+    fn shape(&self) -> Option<(usize, usize)> {
+        let (first, tag) = self.tags.first()?;
+        Some((*first, self.drift + tag.bytes().len()))
+    }
+
+    /// Each tag with its place among the gathered rows.
+    fn places(&self, first: usize, width: usize) -> impl Iterator<Item = (usize, &Tag)> {
+        self.tags
+            .iter()
+            .enumerate()
+            .map(move |(row, (offset, tag))| (row * width + offset - first - row * self.pitch, tag))
+    }
+}
+
+/// Calls `visit` with groups of tags until it fails or returns false; false if it did.
+fn for_each_group(
+    pattern: &TagPattern,
+    slack: usize,
+    mut visit: impl FnMut(&TagRows) -> Result<bool>,
+) -> Result<bool> {
+    let mut rows = TagRows::default();
+    let mut outcome = Ok(true);
+    pattern.for_each(|offset, tag| {
+        if !rows.push(offset, tag, slack) {
+            outcome = visit(&rows);
+            rows.tags.clear();
+            rows.push(offset, tag, slack);
+        }
+        matches!(outcome, Ok(true))
+    });
+    if matches!(outcome, Ok(true)) && !rows.tags.is_empty() { visit(&rows) } else { outcome }
+}
+
+/// A stream or an event and the device that it belongs to.
+#[derive(Debug, Clone, Copy)]
+struct Handle {
+    address: *mut c_void,
+    device: usize,
+}
+
+impl Handle {
+    fn into_raw(self) -> u64 {
+        let boxed: *mut Self = Box::into_raw(Box::new(self));
+        boxed.expose_provenance() as u64
+    }
+
+    fn pointer(raw: u64) -> *mut Self {
+        std::ptr::with_exposed_provenance_mut(usize::try_from(raw).unwrap_or(0))
+    }
+
+    /// # Safety
+    /// `raw` came from [`into_raw`](Self::into_raw) and was not given back.
+    #[inline]
+    unsafe fn of(raw: u64) -> Self {
+        // SAFETY:
+        // * The caller vouches that this is a live box, which nobody writes to.
+        unsafe { *Self::pointer(raw) }
+    }
+
+    /// # Safety
+    /// As [`of`](Self::of), and it is not used again.
+    unsafe fn take(raw: u64) -> Self {
+        // SAFETY:
+        // * The caller vouches that this is a box from `into_raw` that is given back once.
+        *unsafe { Box::from_raw(Self::pointer(raw)) }
+    }
+}
+
+fn device_of(memory: &RawDevice) -> usize {
+    usize::try_from(memory.handle).unwrap_or(usize::MAX)
+}
+
+// SAFETY:
+// * Host memory comes from the runtime or from private mappings and lives until it is freed.
+// * The runtime touches memory only for work that was issued to a stream, and reports the stream
+//   idle when all of it is done.
+unsafe impl Driver for AscendDriver {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Ascend
+    }
+
+    fn devices(&self) -> &[DeviceInfo] {
+        &self.devices
+    }
+
+    fn has_device_events(&self) -> bool {
+        true
+    }
+
+    fn now_ns(&self) -> u64 {
+        monotonic_ns()
+    }
+
+    fn host_alloc(&self, len: usize, lock: bool) -> Result<RawHost> {
+        // A handle of 0 stands for memory of the runtime; mappings have their address.
+        let refused = match lock.then(|| self.malloc_host(len)) {
+            Some(Ok(address)) => {
+                let pinned = Pinned::Pinned;
+                return Ok(RawHost { address, len, pinned, refused: None, handle: 0 });
+            }
+            Some(Err(error)) => Some(error.to_string()),
+            None => None,
+        };
+        Ok(RawHost { refused, ..alloc_host(len, false)? })
+    }
+
+    unsafe fn host_free(&self, memory: &RawHost) {
+        if memory.handle != 0 {
+            // SAFETY:
+            // * Only mappings of `alloc_host` have a handle; the caller vouches for the rest.
+            unsafe { free_host(memory) };
+            return;
+        }
+        // Memory that cannot be given back is left behind: there is nobody to tell.
+        let device = self.runtime.any_device(self.devices.len());
+        let Ok(free) = function!(self.runtime.acl, aclrtFreeHost) else { return };
+        if self.enter(device).is_ok() {
+            // SAFETY:
+            // * The address is from aclrtMallocHost and given back once, idle.
+            unsafe { free(memory.address.cast()) };
+        }
+    }
+
+    fn host_page_nodes(&self, memory: &RawHost) -> Option<Vec<(NodeId, u32)>> {
+        memory::page_nodes(memory.address, memory.len)
+    }
+
+    fn device_alloc(&self, device: usize, len: usize) -> Result<RawDevice> {
+        self.enter(device)?;
+        let malloc = function!(self.runtime.acl, aclrtMalloc).map_err(missing)?;
+        let mut address: *mut c_void = std::ptr::null_mut();
+        // SAFETY:
+        // * The pointer is to a live pointer of ours; this thread has the device's context.
+        let code = unsafe { malloc(&raw mut address, len, abi::ACL_MEM_MALLOC_HUGE_FIRST) };
+        let result = self.check("aclrtMalloc", code, device);
+        if let (Err(Error::Backend(error)), Some((free, total))) =
+            (&result, self.runtime.memory_left().filter(|_| code != 0))
+        {
+            let mut error = error.clone();
+            let left = format!(
+                "{} asked for, {} MiB of {} MiB free",
+                ByteSize(len as u64),
+                free >> 20,
+                total >> 20
+            );
+            error.message = Some(match error.message.take() {
+                Some(message) => format!("{message} ({left})"),
+                None => left,
+            });
+            return Err(Error::Backend(error));
+        }
+        result?;
+        Ok(RawDevice { address: address.cast(), len, handle: device as u64 })
+    }
+
+    unsafe fn device_free(&self, device: usize, memory: &RawDevice) {
+        let Ok(free) = function!(self.runtime.acl, aclrtFree) else { return };
+        if self.enter(device).is_ok() {
+            // SAFETY:
+            // * The address is from aclrtMalloc and given back once, idle.
+            unsafe { free(memory.address.cast()) };
+        }
+    }
+
+    fn stream_create(&self, device: usize) -> Result<RawStream> {
+        self.enter(device)?;
+        let create = function!(self.runtime.acl, aclrtCreateStreamWithConfig).map_err(missing)?;
+        let mut address: *mut c_void = std::ptr::null_mut();
+        // A wait that polls ends without the wake-up of a sleeping thread, which would be timed.
+        let flags = abi::ACL_STREAM_FAST_LAUNCH | abi::ACL_STREAM_FAST_SYNC;
+        // SAFETY:
+        // * The pointer is to a live pointer of ours; this thread has the device's context.
+        let code = unsafe { create(&raw mut address, 0, flags) };
+        self.check("aclrtCreateStreamWithConfig", code, device)?;
+        Ok(RawStream(Handle { address, device }.into_raw()))
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) {
+        // SAFETY:
+        // * Forwarded to the caller: the stream is from `stream_create` and not used again.
+        let Handle { address, device } = unsafe { Handle::take(stream.0) };
+        let Ok(destroy) = function!(self.runtime.acl, aclrtDestroyStream) else { return };
+        if self.enter(device).is_ok() {
+            // SAFETY:
+            // * The stream is alive, idle, and given back once, in its device's context.
+            unsafe { destroy(address) };
+        }
+    }
+
+    unsafe fn stream_synchronize(
+        &self,
+        device: usize,
+        stream: RawStream,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.enter_again(device)?;
+        let wait =
+            function!(self.runtime.acl, aclrtSynchronizeStreamWithTimeout).map_err(missing)?;
+        let bound = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1);
+        // SAFETY:
+        // * Forwarded to the caller: the stream is alive.
+        let stream = unsafe { Handle::of(stream.0) };
+        // SAFETY:
+        // * The stream is alive, and this thread has its device's context.
+        let code = unsafe { wait(stream.address, bound) };
+        let mut result = self.check("aclrtSynchronizeStreamWithTimeout", code, device);
+        if let Err(Error::Backend(error)) = &mut result
+            && error.timed_out
+        {
+            error.message.get_or_insert_with(|| format!("not finished after {bound} ms"));
+        }
+        result
+    }
+
+    fn event_create(&self, device: usize) -> Result<RawEvent> {
+        self.enter(device)?;
+        // These can be recorded again and again without a reset.
+        let create = function!(self.runtime.acl, aclrtCreateEventExWithFlag).map_err(missing)?;
+        let mut address: *mut c_void = std::ptr::null_mut();
+        let flags = abi::ACL_EVENT_SYNC | abi::ACL_EVENT_TIME_LINE;
+        // SAFETY:
+        // * The pointer is to a live pointer of ours; this thread has the device's context.
+        let code = unsafe { create(&raw mut address, flags) };
+        self.check("aclrtCreateEventExWithFlag", code, device)?;
+        Ok(RawEvent(Handle { address, device }.into_raw()))
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) {
+        // SAFETY:
+        // * Forwarded to the caller: the event is from `event_create` and not used again.
+        let Handle { address, device } = unsafe { Handle::take(event.0) };
+        let Ok(destroy) = function!(self.runtime.acl, aclrtDestroyEvent) else { return };
+        if self.enter(device).is_ok() {
+            // SAFETY:
+            // * The event is alive, in no stream, and given back once.
+            unsafe { destroy(address) };
+        }
+    }
+
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        // SAFETY:
+        // * Forwarded to the caller: the event is alive.
+        let event = unsafe { Handle::of(event.0) };
+        self.enter_again(event.device)?;
+        // SAFETY:
+        // * Forwarded to the caller: the stream is alive.
+        let stream = unsafe { Handle::of(stream.0) };
+        let record = function!(self.runtime.acl, aclrtRecordEvent).map_err(missing)?;
+        // SAFETY:
+        // * Both are alive, and this thread has their device's context.
+        let code = unsafe { record(event.address, stream.address) };
+        self.check("aclrtRecordEvent", code, event.device)
+    }
+
+    unsafe fn event_elapsed_ns(&self, start: RawEvent, end: RawEvent) -> Result<f64> {
+        // SAFETY:
+        // * Forwarded to the caller: the event is alive.
+        let start = unsafe { Handle::of(start.0) };
+        // SAFETY:
+        // * As above.
+        let end = unsafe { Handle::of(end.0) };
+        self.enter_again(end.device)?;
+        let elapsed = function!(self.runtime.acl, aclrtEventElapsedTime).map_err(missing)?;
+        let mut milliseconds = 0_f32;
+        // SAFETY:
+        // * Both events are alive, and the pointer is to a live number of ours.
+        let code = unsafe { elapsed(&raw mut milliseconds, start.address, end.address) };
+        self.check("aclrtEventElapsedTime", code, end.device)?;
+        Ok(f64::from(milliseconds) * 1e6)
+    }
+
+    unsafe fn copy_async(
+        &self,
+        request: &CopyRequest<'_>,
+        stream: RawStream,
+        timeout: Duration,
+    ) -> Result<()> {
+        let CopyRequest { direction, host, device, bytes, device_index } = *request;
+        let (to, from) = ends(direction, host.address, device.address);
+        if host.pinned.is_pageable() {
+            // The runtime does the same with memory that is not page-locked, except below old
+            // drivers, where it would not wait: so it is done here.
+            // SAFETY:
+            // * Forwarded to the caller: the stream is alive.
+            unsafe { self.stream_synchronize(device_index, stream, timeout)? };
+            // SAFETY:
+            // * The caller vouches for both sides, which nothing else accesses.
+            return unsafe { self.copy(device_index, to, from, bytes, direction) };
+        }
+        self.enter_again(device_index)?;
+        let copy = function!(self.runtime.acl, aclrtMemcpyAsync).map_err(missing)?;
+        // SAFETY:
+        // * Forwarded to the caller: the stream is alive.
+        let stream = unsafe { Handle::of(stream.0) };
+        // SAFETY:
+        // * The caller vouches that both sides are alive and `bytes` long, that nothing else
+        //   accesses them until the stream is idle, and that all belong to this device, whose
+        //   context this thread has.
+        let code = unsafe {
+            copy(to.cast(), bytes, from.cast(), bytes, kind_of(direction), stream.address)
+        };
+        self.check("aclrtMemcpyAsync", code, device_index)
+    }
+
+    unsafe fn write_tags(&self, side: RawSide<'_>, pattern: &TagPattern) -> Result<()> {
+        let memory = match side {
+            RawSide::Host(memory) => {
+                // SAFETY:
+                // * The caller vouches that the memory is at least `pattern.bytes` long, idle and
+                //   ours.
+                unsafe { memory::write_tags(memory.address, pattern) };
+                return Ok(());
+            }
+            RawSide::Device(memory) => memory,
+        };
+        let device = device_of(memory);
+        self.enter(device)?;
+        let mut staged = Vec::new();
+        // Without slack, because what is between the tags must stay as it is.
+        for_each_group(pattern, 0, |group| {
+            let Some((first, width)) = group.shape() else { return Ok(true) };
+            staged.clear();
+            for (_, tag) in &group.tags {
+                staged.extend_from_slice(tag.bytes());
+            }
+            let rows = Rows {
+                host: staged.as_mut_ptr(),
+                remote: memory.address.wrapping_add(first),
+                pitch: group.pitch,
+                width,
+                height: group.tags.len(),
+            };
+            // SAFETY:
+            // * The rows cover exactly the tags of the group, which are within the pattern; the
+            //   caller vouches for memory of that length, idle and ours.
+            // * The staging area holds one tag of `width` bytes per row.
+            unsafe { self.copy_rows(device, &rows, Direction::HostToDevice)? };
+            Ok(true)
+        })?;
+        Ok(())
+    }
+
+    unsafe fn check_tags(&self, side: RawSide<'_>, pattern: &TagPattern) -> Result<bool> {
+        let memory = match side {
+            RawSide::Host(memory) => {
+                // SAFETY:
+                // * The caller vouches that the memory is at least `pattern.bytes` long and idle.
+                return Ok(unsafe { memory::check_tags(memory.address, pattern) });
+            }
+            RawSide::Device(memory) => memory,
+        };
+        let device = device_of(memory);
+        self.enter(device)?;
+        let mut staged = Vec::new();
+        // Tags are evenly spaced up to rounding: a little slack makes long groups of them.
+        for_each_group(pattern, 56, |group| {
+            let Some((first, width)) = group.shape() else { return Ok(true) };
+            staged.clear();
+            staged.resize(width * group.tags.len(), 0_u8);
+            let rows = Rows {
+                host: staged.as_mut_ptr(),
+                remote: memory.address.wrapping_add(first),
+                pitch: group.pitch,
+                width,
+                height: group.tags.len(),
+            };
+            // SAFETY:
+            // * The last row ends with the last tag of the group, which is within the pattern;
+            //   the caller vouches for memory of that length, idle.
+            // * The staging area has `width` bytes per row.
+            unsafe { self.copy_rows(device, &rows, Direction::DeviceToHost)? };
+            Ok(group.places(first, width).all(|(place, tag)| {
+                staged.get(place..place + tag.bytes().len()) == Some(tag.bytes())
+            }))
+        })
+    }
+
+    unsafe fn device_write(&self, memory: &RawDevice, offset: usize, data: &[u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let device = device_of(memory);
+        self.enter(device)?;
+        let to = memory.address.wrapping_add(offset);
+        // SAFETY:
+        // * The caller vouches that the range is inside the memory, which is idle; `data` is
+        //   borrowed for the duration of this synchronous copy.
+        unsafe { self.copy(device, to, data.as_ptr(), data.len(), Direction::HostToDevice) }
+    }
+
+    unsafe fn device_read(&self, memory: &RawDevice, offset: usize, data: &mut [u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let device = device_of(memory);
+        self.enter(device)?;
+        let from = memory.address.wrapping_add(offset);
+        // SAFETY:
+        // * The caller vouches that the range is inside the memory, which is idle; `data` is
+        //   borrowed for the duration of this synchronous copy.
+        unsafe { self.copy(device, data.as_mut_ptr(), from, data.len(), Direction::DeviceToHost) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Offsets and values of a pattern, and the same gathered from memory in rows.
+    fn gathered(pattern: &TagPattern, slack: usize) -> (usize, bool) {
+        let mut memory = vec![0_u8; usize::try_from(pattern.bytes).unwrap()];
+        pattern.for_each(|offset, tag| {
+            memory[offset..offset + tag.bytes().len()].copy_from_slice(tag.bytes());
+            true
+        });
+        let (mut groups, mut tags, mut same) = (0, 0, true);
+        for_each_group(pattern, slack, |group| {
+            let (first, width) = group.shape().unwrap();
+            groups += 1;
+            tags += group.tags.len();
+            let mut staged = Vec::new();
+            for row in 0..group.tags.len() {
+                let start = first + row * group.pitch;
+                // Out of bounds here is out of bounds on the device.
+                staged.extend_from_slice(&memory[start..start + width]);
+            }
+            for ((place, tag), (offset, _)) in group.places(first, width).zip(&group.tags) {
+                let len = tag.bytes().len();
+                same &= staged[place..place + len] == memory[*offset..*offset + len];
+            }
+            Ok(true)
+        })
+        .unwrap();
+        let mut expected = 0;
+        pattern.for_each(|_, _| {
+            expected += 1;
+            true
+        });
+        (groups, same && tags == expected)
+    }
+
+    #[test]
+    fn groups_hold_every_tag_and_stay_inside() {
+        for bytes in [1, 7, 8, 9, 15, 100, 200, 4096, 65_537, 1 << 20, (16 << 20) + 3] {
+            for full in [false, true] {
+                for slack in [0, 56] {
+                    let pattern = TagPattern { seed: 5, bytes, full };
+                    assert!(gathered(&pattern, slack).1, "{bytes} {full} {slack}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_copies_gather_the_tags_of_a_large_buffer() {
+        let pattern = TagPattern { seed: 5, bytes: 64 << 20, full: false };
+        let (groups, _) = gathered(&pattern, 56);
+        assert!(groups <= 256, "{groups}");
+    }
+
+    #[test]
+    fn check_ends_at_the_first_difference() {
+        let pattern = TagPattern { seed: 5, bytes: 16 << 20, full: false };
+        let mut calls = 0;
+        let outcome = for_each_group(&pattern, 0, |_| {
+            calls += 1;
+            Ok(false)
+        });
+        assert!(!outcome.unwrap());
+        assert_eq!(calls, 1);
+    }
+}

@@ -1,0 +1,414 @@
+//! The Ascend backend against libraries in the folder that `CLUSTER_HEALTH_ASCEND_LIB_DIR` names:
+//! the simulator.
+//!
+//! A library is opened once per process and its settings are environment variables, so every case
+//! runs in a process of its own: this executable again, with the case's name.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a failed expectation ends a test")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use cluster_health_core::{
+    BackendKind, ByteSize, DeviceBuffer, DeviceId, Error, Event, HostBuffer, HostMemory, Machine,
+    Pinned, Stream, TagPattern, Transfer,
+};
+
+const FOLDER: &str = "CLUSTER_HEALTH_ASCEND_LIB_DIR";
+const CASE: &str = "ASCEND_TEST_CASE";
+/// What a case is to find.
+const EXPECTED: &str = "ASCEND_TEST_EXPECTED";
+const BOUND: Duration = Duration::from_secs(30);
+
+/// Runs a case of `cases` in a new process with these variables, after a look for the simulator.
+fn run(case: &str, variables: &[(&str, &str)]) {
+    if std::env::var_os(FOLDER).is_none() {
+        eprintln!("skipped: no simulator");
+        return;
+    }
+    let output = child(case, variables);
+    assert!(
+        output.status.success(),
+        "{case}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{case} did not run");
+}
+
+fn child(case: &str, variables: &[(&str, &str)]) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "one_case", "--ignored", "--nocapture", "--test-threads=1"])
+        .env(CASE, case)
+        .env("ASCEND_SIM_DEVICES", "4")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
+}
+
+/// What the other tests start.
+#[test]
+#[ignore = "runs in the processes that the other tests start"]
+fn one_case() {
+    match std::env::var(CASE).as_deref() {
+        Ok("devices") => devices(),
+        Ok("copies") => copies(),
+        Ok("threads") => threads(),
+        Ok("pageable") => pageable(),
+        Ok("events") => events(),
+        Ok("stall") => stall(),
+        Ok("failure") => failure(),
+        Ok("unknown_code") => unknown_code(),
+        Ok("no_pages") => no_pages(),
+        Ok("no_memory") => no_memory(),
+        Ok("unusable") => unusable(),
+        Ok("corrupt") => corrupt(),
+        other => panic!("no case {other:?}"),
+    }
+}
+
+fn machine() -> Machine {
+    Machine::ascend().unwrap()
+}
+
+#[test]
+fn columns_are_physical_ids_in_the_order_of_the_runtime() {
+    run(
+        "devices",
+        &[
+            ("ASCEND_SIM_PHY", "3,5,0,7"),
+            ("ASCEND_SIM_SOC", "Ascend910B3"),
+            ("ASCEND_RT_VISIBLE_DEVICES", "1,2"),
+            (EXPECTED, "5,0"),
+        ],
+    );
+}
+
+#[test]
+fn older_toolkit_has_the_ids_of_the_variable() {
+    let Some(folder) = std::env::var_os(FOLDER) else {
+        eprintln!("skipped: no simulator");
+        return;
+    };
+    // Without its name a symbol is not found.
+    let name = b"\0aclrtGetPhyDevIdByUserDevId\0";
+    let mut library = std::fs::read(Path::new(&folder).join("libascendcl.so")).unwrap();
+    let places: Vec<_> = (0..library.len() - name.len())
+        .filter(|place| library[*place..].starts_with(name))
+        .collect();
+    assert!(!places.is_empty());
+    for place in places {
+        library[place + 1] = b'_';
+    }
+    let older = tempfile::tempdir().unwrap();
+    std::fs::write(older.path().join("libascendcl.so"), library).unwrap();
+    run(
+        "devices",
+        &[
+            (FOLDER, older.path().to_str().unwrap()),
+            ("ASCEND_RT_VISIBLE_DEVICES", "1,3"),
+            (EXPECTED, "1,3"),
+        ],
+    );
+}
+
+fn devices() {
+    let machine = machine();
+    assert_eq!(machine.backend(), BackendKind::Ascend);
+    let devices = machine.devices();
+    let ids: Vec<_> = devices.iter().map(|device| device.id().to_string()).collect();
+    assert_eq!(ids.join(","), std::env::var(EXPECTED).unwrap());
+    assert_eq!(devices[0].info().runtime_id, 0);
+    assert_eq!(devices[1].info().runtime_id, 1);
+    assert_eq!(devices[0].info().name, "Ascend910B3");
+    assert!(machine.has_device_events());
+    assert_eq!(Machine::ascend_status(), None);
+    assert_eq!(Machine::detect().unwrap().backend(), BackendKind::Ascend);
+    drop(Stream::new(&devices[1]).unwrap());
+}
+
+#[test]
+fn copies_arrive_in_both_directions() {
+    run("copies", &[]);
+}
+
+fn copies() {
+    let machine = machine();
+    for device in machine.devices() {
+        for bytes in [1, 8, 100, 4096, 65_537, (4 << 20) + 3] {
+            let size = ByteSize(bytes);
+            let mut source = HostBuffer::new(&machine, size, HostMemory::PageLocked).unwrap();
+            assert_eq!(source.pinned(), Pinned::Pinned);
+            assert!(source.bytes().unwrap().iter().all(|byte| *byte == 0));
+            let mut back = HostBuffer::new(&machine, size, HostMemory::PageLocked).unwrap();
+            let mut target = DeviceBuffer::new(&device, size).unwrap();
+            let stream = Stream::new(&device).unwrap();
+            let byte = |index: u64| u8::try_from((index * 7 + bytes) % 251).unwrap();
+            for (place, index) in source.bytes_mut().unwrap().iter_mut().zip(0..) {
+                *place = byte(index);
+            }
+            let mut copy = Transfer::to_device(&stream, &source, &mut target, size, BOUND).unwrap();
+            copy.issue().unwrap();
+            copy.wait().unwrap();
+            drop(copy);
+            let mut copy = Transfer::to_host(&stream, &target, &mut back, size, BOUND).unwrap();
+            copy.issue().unwrap();
+            copy.wait().unwrap();
+            drop(copy);
+            assert!(back.bytes().unwrap().iter().zip(0..).all(|(b, index)| *b == byte(index)));
+
+            // Tags written on either side are what plain reads and the other side's check find.
+            for make in [TagPattern::sparse, TagPattern::full] {
+                let (pattern, other) = (make(bytes, size), make(bytes + 1, size));
+                source.write_tags(&pattern).unwrap();
+                let expected = source.bytes().unwrap().to_vec();
+                target.write(0, &vec![0x5a; expected.len()]).unwrap();
+                assert!(!target.check_tags(&pattern).unwrap());
+                target.write(0, &expected).unwrap();
+                assert!(target.check_tags(&pattern).unwrap());
+                assert!(!target.check_tags(&other).unwrap());
+                target.write_tags(&other).unwrap();
+                assert!(target.check_tags(&other).unwrap());
+                source.write_tags(&other).unwrap();
+                let mut found = vec![0; expected.len()];
+                target.read(0, &mut found).unwrap();
+                assert_eq!(found, source.bytes().unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn types_work_from_any_thread() {
+    run("threads", &[]);
+}
+
+fn threads() {
+    let machine = machine();
+    let devices = machine.devices();
+    let size = ByteSize::mib(1);
+    let stream = Stream::new(&devices[1]).unwrap();
+    let mut target = DeviceBuffer::new(&devices[1], size).unwrap();
+    let mut source = HostBuffer::new(&machine, size, HostMemory::PageLocked).unwrap();
+    // The last device of this thread is another one now.
+    let elsewhere = DeviceBuffer::new(&devices[2], size).unwrap();
+    let tags = TagPattern::sparse(3, size);
+    source.write_tags(&tags).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut before = Event::new(&devices[1]).unwrap();
+            let mut copy = Transfer::to_device(&stream, &source, &mut target, size, BOUND).unwrap();
+            before.record(&stream).unwrap();
+            copy.issue().unwrap();
+            copy.wait().unwrap();
+            drop(copy);
+            assert!(target.check_tags(&tags).unwrap());
+            drop(elsewhere);
+        });
+    });
+    assert!(target.check_tags(&tags).unwrap());
+    let moved = std::thread::spawn(move || drop((stream, target, source)));
+    moved.join().unwrap();
+}
+
+#[test]
+fn pageable_memory_is_copied_and_says_so() {
+    run("pageable", &[]);
+}
+
+fn pageable() {
+    let machine = machine();
+    let device = machine.devices().remove(0);
+    let size = ByteSize::mib(1);
+    let mut source = HostBuffer::new(&machine, size, HostMemory::Pageable).unwrap();
+    assert_eq!(source.pinned(), Pinned::Pageable);
+    let mut target = DeviceBuffer::new(&device, size).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let tags = TagPattern::full(3, size);
+    source.write_tags(&tags).unwrap();
+    let mut copy = Transfer::to_device(&stream, &source, &mut target, size, BOUND).unwrap();
+    copy.issue().unwrap();
+    copy.wait().unwrap();
+    drop(copy);
+    assert!(target.check_tags(&tags).unwrap());
+}
+
+#[test]
+fn events_carry_the_time_of_the_device() {
+    run("events", &[("ASCEND_SIM_VIRTUAL", "1"), ("ASCEND_SIM_LINKS", "h2d,gbps=10,us=10")]);
+}
+
+fn events() {
+    let machine = machine();
+    let device = machine.devices().remove(3);
+    let size = ByteSize(10_000_000);
+    let source = HostBuffer::new(&machine, size, HostMemory::PageLocked).unwrap();
+    let mut target = DeviceBuffer::new(&device, size).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let (mut before, mut after) = (Event::new(&device).unwrap(), Event::new(&device).unwrap());
+    assert!(after.nanoseconds_since(&before).is_err());
+    let mut copy = Transfer::to_device(&stream, &source, &mut target, size, BOUND).unwrap();
+    for _ in 0..3 {
+        before.record(&stream).unwrap();
+        copy.issue().unwrap();
+        after.record(&stream).unwrap();
+        copy.wait().unwrap();
+        // 10 MB at 10 GB/s and 10 µs.
+        let time = after.nanoseconds_since(&before).unwrap();
+        assert!((time - 1_010_000.0).abs() < 1_000.0, "{time}");
+    }
+}
+
+#[test]
+fn stream_that_stands_still_is_a_timeout_that_names_the_device() {
+    run(
+        "stall",
+        &[("ASCEND_RT_VISIBLE_DEVICES", "2"), ("ASCEND_SIM_FAULTS", "aclrtMemcpyAsync:1:stall")],
+    );
+}
+
+#[allow(clippy::mem_forget, reason = "a drop would wait for a stream that never becomes idle")]
+fn stall() {
+    let machine = machine();
+    let device = machine.devices().remove(0);
+    let size = ByteSize::kib(64);
+    let source = HostBuffer::new(&machine, size, HostMemory::PageLocked).unwrap();
+    let mut target = DeviceBuffer::new(&device, size).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let bound = Duration::from_millis(200);
+    let mut copy = Transfer::to_device(&stream, &source, &mut target, size, bound).unwrap();
+    let start = Instant::now();
+    copy.issue().unwrap();
+    let error = copy.wait().unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(error.kind(), "timeout");
+    assert_eq!(error.code(), Some(507_046));
+    assert_eq!(error.device(), Some(DeviceId(2)));
+    let text = error.to_string();
+    assert!(text.contains("aclrtSynchronizeStreamWithTimeout failed on device 2"), "{text}");
+    assert!(text.contains("ACL_ERROR_RT_STREAM_SYNC_TIMEOUT"), "{text}");
+    std::mem::forget(copy);
+    std::mem::forget((source, target, stream));
+}
+
+#[test]
+fn failed_call_names_call_code_device_and_advice() {
+    run(
+        "failure",
+        &[
+            ("ASCEND_RT_VISIBLE_DEVICES", "1,3"),
+            ("ASCEND_SIM_FAULTS", "aclrtCreateEventExWithFlag:1:207003"),
+        ],
+    );
+}
+
+fn failure() {
+    let machine = machine();
+    let device = machine.devices().remove(1);
+    let error = Event::new(&device).unwrap_err();
+    assert_eq!(error.kind(), "backend");
+    assert_eq!(error.call(), Some("aclrtCreateEventExWithFlag"));
+    assert_eq!(error.code(), Some(207_003));
+    assert_eq!(error.device(), Some(DeviceId(3)));
+    let text = error.to_string();
+    assert!(text.contains("code 207003 (ACL_ERROR_RT_"), "{text}");
+    // The next one works: a failure is of its call only.
+    Event::new(&device).unwrap();
+}
+
+#[test]
+fn unknown_code_is_a_number() {
+    run("unknown_code", &[("ASCEND_SIM_FAULTS", "aclrtMalloc:1:424242")]);
+}
+
+fn unknown_code() {
+    let device = machine().devices().remove(0);
+    let error = DeviceBuffer::new(&device, ByteSize::mib(1)).unwrap_err();
+    assert_eq!(error.code(), Some(424_242));
+    assert!(error.to_string().contains("code 424242 (unknown code)"), "{error}");
+}
+
+#[test]
+fn refused_page_lock_is_recorded() {
+    run("no_pages", &[("ASCEND_SIM_FAULTS", "aclrtMallocHost:1:207001")]);
+}
+
+fn no_pages() {
+    let machine = machine();
+    let buffer = HostBuffer::new(&machine, ByteSize::mib(1), HostMemory::PageLocked).unwrap();
+    assert_eq!(buffer.pinned(), Pinned::Pageable);
+    let reason = buffer.refused().unwrap();
+    assert!(reason.contains("aclrtMallocHost failed") && reason.contains("207001"), "{reason}");
+}
+
+#[test]
+fn lack_of_device_memory_tells_how_much_there_is() {
+    run("no_memory", &[("ASCEND_SIM_HBM", "1G"), ("ASCEND_SIM_HBM_USED", "256M")]);
+}
+
+fn no_memory() {
+    let device = machine().devices().remove(0);
+    let error = DeviceBuffer::new(&device, ByteSize::mib(2048)).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("aclrtMalloc failed on device 0"), "{text}");
+    assert!(text.contains("768 MiB of 1024 MiB free"), "{text}");
+}
+
+#[test]
+fn damaged_copy_is_found() {
+    run("corrupt", &[("ASCEND_SIM_FAULTS", "aclrtMemcpyAsync:1:corrupt")]);
+}
+
+fn corrupt() {
+    let machine = machine();
+    let device = machine.devices().remove(0);
+    let size = ByteSize::kib(256);
+    let mut source = HostBuffer::new(&machine, size, HostMemory::PageLocked).unwrap();
+    let mut target = DeviceBuffer::new(&device, size).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let tags = TagPattern::full(9, size);
+    source.write_tags(&tags).unwrap();
+    let mut copy = Transfer::to_device(&stream, &source, &mut target, size, BOUND).unwrap();
+    copy.issue().unwrap();
+    copy.wait().unwrap();
+    drop(copy);
+    assert!(!target.check_tags(&tags).unwrap());
+}
+
+#[test]
+fn unusable_runtime_is_said_with_what_to_do() {
+    run("unusable", &[("ASCEND_SIM_STUB", "1"), (EXPECTED, "aclInit failed|100039|set_env.sh")]);
+    run(
+        "unusable",
+        &[
+            ("ASCEND_SIM_FAULTS", "aclrtGetDeviceCount:*:107001"),
+            (EXPECTED, "aclrtGetDeviceCount failed|code 107001 (ACL_ERROR_RT_INVALID_DEVICEID)"),
+        ],
+    );
+    run(
+        "unusable",
+        &[("ASCEND_SIM_DEVICES", "0"), (EXPECTED, "aclrtGetDeviceCount|ASCEND_RT_VISIBLE_DEVICES")],
+    );
+}
+
+#[test]
+fn missing_library_is_said_with_every_path_tried() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let words = format!("{path}/libascendcl.so|{path}/libacl_rt.so|set_env.sh");
+    let output = child("unusable", &[(FOLDER, path), (EXPECTED, &words)]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn unusable() {
+    let error = Machine::ascend().unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let text = error.to_string();
+    for words in std::env::var(EXPECTED).unwrap().split('|') {
+        assert!(text.contains(words), "'{words}' is not in '{text}'");
+    }
+    assert_eq!(Machine::ascend_status(), Some(text));
+    // Nobody asked for Ascend by name.
+    assert_eq!(Machine::by_name("auto").unwrap().backend(), BackendKind::Host);
+}
