@@ -1,12 +1,16 @@
-//! The Ascend backend against libraries in the folder that `CLUSTER_HEALTH_ASCEND_LIB_DIR` names:
-//! the simulator.
+//! The Ascend backend against the simulator that cargo builds beside this test, or against the
+//! libraries in the folder that `CLUSTER_HEALTH_ASCEND_LIB_DIR` names.
 //!
 //! A library is opened once per process and its settings are environment variables, so every case
 //! runs in a process of its own: this executable again, with the case's name.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a failed expectation ends a test")]
 
-use std::path::Path;
+#[path = "../../tests/ascend-sim/support.rs"]
+mod support;
+
+use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use cluster_health_core::{
@@ -20,12 +24,8 @@ const CASE: &str = "ASCEND_TEST_CASE";
 const EXPECTED: &str = "ASCEND_TEST_EXPECTED";
 const BOUND: Duration = Duration::from_secs(30);
 
-/// Runs a case of `cases` in a new process with these variables, after a look for the simulator.
+/// Runs a case in a new process with these variables.
 fn run(case: &str, variables: &[(&str, &str)]) {
-    if std::env::var_os(FOLDER).is_none() {
-        eprintln!("skipped: no simulator");
-        return;
-    }
     let output = child(case, variables);
     assert!(
         output.status.success(),
@@ -37,10 +37,25 @@ fn run(case: &str, variables: &[(&str, &str)]) {
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{case} did not run");
 }
 
+/// The folder with the libraries.
+fn folder() -> PathBuf {
+    static INSTALLED: OnceLock<tempfile::TempDir> = OnceLock::new();
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        return folder.into();
+    }
+    let folder = INSTALLED.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        support::install(folder.path(), &support::LIBRARIES);
+        folder
+    });
+    folder.path().to_owned()
+}
+
 fn child(case: &str, variables: &[(&str, &str)]) -> Output {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "one_case", "--ignored", "--nocapture", "--test-threads=1"])
         .env(CASE, case)
+        .env(FOLDER, folder())
         .env("ASCEND_SIM_DEVICES", "4")
         .envs(variables.iter().copied())
         .output()
@@ -87,13 +102,10 @@ fn columns_are_physical_ids_in_the_order_of_the_runtime() {
 
 #[test]
 fn older_toolkit_has_the_ids_of_the_variable() {
-    let Some(folder) = std::env::var_os(FOLDER) else {
-        eprintln!("skipped: no simulator");
-        return;
-    };
+    let folder = folder();
     // Without its name a symbol is not found.
     let name = b"\0aclrtGetPhyDevIdByUserDevId\0";
-    let mut library = std::fs::read(Path::new(&folder).join("libascendcl.so")).unwrap();
+    let mut library = std::fs::read(folder.join("libascendcl.so")).unwrap();
     let places: Vec<_> = (0..library.len() - name.len())
         .filter(|place| library[*place..].starts_with(name))
         .collect();
