@@ -8,6 +8,11 @@
 #[path = "../../tests/ascend-sim/support.rs"]
 mod support;
 
+#[path = "ascend/codes.rs"]
+mod codes;
+#[path = "ascend/sequences.rs"]
+mod sequences;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -79,6 +84,9 @@ fn one_case() {
         Ok("no_memory") => no_memory(),
         Ok("unusable") => unusable(),
         Ok("corrupt") => corrupt(),
+        Ok("codes") => codes::codes(),
+        Ok("initialised_before") => codes::initialised_before(),
+        Ok("sequences") => sequences::sequences(),
         other => panic!("no case {other:?}"),
     }
 }

@@ -1,6 +1,8 @@
 //! The H2D sweep: CPU core × device, copies by the bound core from its node's arena.
 
 use std::collections::BTreeMap;
+use std::mem::{ManuallyDrop, replace};
+use std::time::Duration;
 
 use cluster_health_core::{
     Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, Event, HostBuffer, HostMemory, Machine,
@@ -273,6 +275,30 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// After a timeout: leaves the device alone when its stream still stands still, with all memory
+    /// that it may yet use. Every further use would wait for it, also that of the arena by copies
+    /// to other devices; so would dropping any of it.
+    fn give_up_if_stuck(&mut self, point: &PlannedPoint, reason: &str) -> Result<()> {
+        let lane = &mut self.lanes[point.cell.column];
+        match lane {
+            Ok(lane) if lane.stream.synchronize(Duration::from_millis(1)).is_err() => {}
+            _ => return Ok(()),
+        }
+        let reason = format!("the device was given up after: {reason}");
+        let _left_alone = ManuallyDrop::new(replace(lane, Err(reason)));
+        if self.plan.arena == ArenaPolicy::Core {
+            let _left_alone = ManuallyDrop::new(self.own.take());
+            return Ok(());
+        }
+        let node = self.machine.node_of(self.plan.cpus[point.cell.row]);
+        let which = self.sample.arena.map_or(0, |which| which as usize);
+        if let Some(arena) = self.arenas.get_mut(&node).and_then(|pair| pair.get_mut(which)) {
+            let fresh = Arena::new(self.machine, ByteSize(arena.buffer.len() as u64))?;
+            let _left_alone = ManuallyDrop::new(replace(arena, fresh));
+        }
+        Ok(())
+    }
+
     /// Binds the thread to `cpu`; true when it came from elsewhere.
     fn bind(&mut self, cpu: CpuId) -> Result<bool, Fault> {
         if self.bound == Some(cpu) {
@@ -374,7 +400,13 @@ impl Points for Engine<'_> {
         let (status, reason) = match self.point(point) {
             Ok(()) => (PointStatus::Measured, None),
             Err(Fault::Skipped(reason)) => (PointStatus::Skipped, Some(reason)),
-            Err(Fault::Failed(error)) => (PointStatus::Failed, Some(error.to_string())),
+            Err(Fault::Failed(error)) => {
+                let reason = error.to_string();
+                if error.kind() == "timeout" {
+                    self.give_up_if_stuck(point, &reason)?;
+                }
+                (PointStatus::Failed, Some(reason))
+            }
         };
         self.sample.status = status;
         self.sample.reason = reason;
