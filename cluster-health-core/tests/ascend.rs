@@ -27,6 +27,8 @@ const FOLDER: &str = "CLUSTER_HEALTH_ASCEND_LIB_DIR";
 const CASE: &str = "ASCEND_TEST_CASE";
 /// What a case is to find.
 const EXPECTED: &str = "ASCEND_TEST_EXPECTED";
+/// A program that runs the cases, for example a memory checker, with its arguments.
+const RUNNER: &str = "ASCEND_TEST_RUNNER";
 const BOUND: Duration = Duration::from_secs(30);
 
 /// Runs a case in a new process with these variables.
@@ -57,7 +59,18 @@ fn folder() -> PathBuf {
 }
 
 fn child(case: &str, variables: &[(&str, &str)]) -> Output {
-    Command::new(std::env::current_exe().unwrap())
+    let this = std::env::current_exe().unwrap();
+    let runner = std::env::var(RUNNER).unwrap_or_default();
+    let mut words = runner.split_whitespace();
+    let mut command = match words.next() {
+        None => Command::new(this),
+        Some(program) => {
+            let mut command = Command::new(program);
+            command.args(words).arg(this);
+            command
+        }
+    };
+    command
         .args(["--exact", "one_case", "--ignored", "--nocapture", "--test-threads=1"])
         .env(CASE, case)
         .env(FOLDER, folder())

@@ -55,7 +55,7 @@ fn f22_columns_are_physical_devices_and_times_are_the_devices() {
             ("ASCEND_RT_VISIBLE_DEVICES", "1,2"),
             ("ASCEND_SIM_VIRTUAL", "1"),
             // Logic ids; 1 MiB takes 104857.6 ns and 209715.2 ns.
-            ("ASCEND_SIM_LINKS", "h2d,gbps=5;h2d,dev=1,gbps=10"),
+            ("ASCEND_SIM_LINKS", "h2d,gbps=5,us=0;h2d,dev=1,gbps=10,us=0"),
         ],
     );
     let csv = folder.csv("h2d-1MiB");
@@ -147,7 +147,8 @@ fn device_that_stands_still_costs_one_timeout_and_its_cells_only() {
 
 #[test]
 fn runtime_that_cannot_be_used_is_exit_2_with_its_reason() {
-    let cases: [(&[(&str, &str)], &[&str]); 4] = [
+    type Variables = [(&'static str, &'static str)];
+    let cases: [(&Variables, &[&str]); 4] = [
         (&[("ASCEND_SIM_STUB", "1")], &["aclInit failed", "100039", "stub library", "set_env.sh"]),
         (&[("ASCEND_SIM_DEVICES", "0")], &["aclrtGetDeviceCount", "ASCEND_RT_VISIBLE_DEVICES"]),
         (

@@ -45,7 +45,7 @@ fn length(number: u16) -> usize {
 
 /// Bytes that depend on their place.
 fn content(seed: u16, len: usize) -> Vec<u8> {
-    (0..len).map(|index| ((index * 31 + usize::from(seed)) % 251) as u8).collect()
+    (0..len).map(|index| u8::try_from((index * 31 + usize::from(seed)) % 251).unwrap()).collect()
 }
 
 fn done(result: Result<()>) -> Seen {
