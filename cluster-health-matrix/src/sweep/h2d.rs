@@ -1,8 +1,6 @@
 //! The H2D sweep: CPU core × device, copies by the bound core from its node's arena.
 
 use std::collections::BTreeMap;
-use std::mem::{ManuallyDrop, replace};
-use std::time::Duration;
 
 use cluster_health_core::{
     Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, Event, HostBuffer, HostMemory, Machine,
@@ -145,6 +143,8 @@ struct Engine<'a> {
     /// Why host memory is not page-locked.
     refused: Option<String>,
     lanes: Vec<Result<Lane, String>>,
+    /// What devices that hang may still use.
+    left: Vec<(Lane, Option<Arena>)>,
     binding: Option<Binding>,
     bound: Option<CpuId>,
     visit: Option<u64>,
@@ -167,6 +167,7 @@ impl<'a> Engine<'a> {
             own: None,
             refused: None,
             lanes: Vec::new(),
+            left: Vec::new(),
             binding: None,
             bound: None,
             visit: None,
@@ -259,6 +260,13 @@ impl<'a> Engine<'a> {
         let result =
             run.run(point, &Warmup::new(self.plan.warmup, cold), best, self.binding.as_ref());
         self.accounts.timings.check_ns += run.check_ns;
+        if let Err(Fault::Failed(Error::Core(error))) = &result
+            && error.kind() == "timeout"
+            && !self.machine.has_virtual_time()
+        {
+            let reason = error.to_string();
+            self.give_up(point, node, &reason);
+        }
         result?;
         let RanOn::Thread(seen) = &self.sample.ran_on else { return Ok(()) };
         match seen.iter().find(|seen| **seen != cpu) {
@@ -275,28 +283,25 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// After a timeout: leaves the device alone when its stream still stands still, with all memory
-    /// that it may yet use. Every further use would wait for it, also that of the arena by copies
-    /// to other devices; so would dropping any of it.
-    fn give_up_if_stuck(&mut self, point: &PlannedPoint, reason: &str) -> Result<()> {
-        let lane = &mut self.lanes[point.cell.column];
-        match lane {
-            Ok(lane) if lane.stream.synchronize(Duration::from_millis(1)).is_err() => {}
-            _ => return Ok(()),
+    /// Leaves out a device that hangs from here on, with the arena that it may still read: the
+    /// other devices get a new one, touched by this thread on a CPU of the same node.
+    fn give_up(&mut self, point: &PlannedPoint, node: Option<NodeId>, reason: &str) {
+        let reason = format!("the device hung at an earlier point: {reason}");
+        let lane = std::mem::replace(&mut self.lanes[point.cell.column], Err(reason));
+        let arena = match self.plan.arena {
+            ArenaPolicy::Core => self.own.take(),
+            ArenaPolicy::Node => {
+                let which = (point.block as usize + point.cell.row) % 2;
+                self.arenas.get_mut(&node).and_then(|pair| {
+                    let size = ByteSize(pair[which].buffer.len() as u64);
+                    let new = Arena::new(self.machine, size).ok()?;
+                    Some(std::mem::replace(&mut pair[which], new))
+                })
+            }
+        };
+        if let Ok(lane) = lane {
+            self.left.push((lane, arena));
         }
-        let reason = format!("the device was given up after: {reason}");
-        let _left_alone = ManuallyDrop::new(replace(lane, Err(reason)));
-        if self.plan.arena == ArenaPolicy::Core {
-            let _left_alone = ManuallyDrop::new(self.own.take());
-            return Ok(());
-        }
-        let node = self.machine.node_of(self.plan.cpus[point.cell.row]);
-        let which = self.sample.arena.map_or(0, |which| which as usize);
-        if let Some(arena) = self.arenas.get_mut(&node).and_then(|pair| pair.get_mut(which)) {
-            let fresh = Arena::new(self.machine, ByteSize(arena.buffer.len() as u64))?;
-            let _left_alone = ManuallyDrop::new(replace(arena, fresh));
-        }
-        Ok(())
     }
 
     /// Binds the thread to `cpu`; true when it came from elsewhere.
@@ -400,13 +405,7 @@ impl Points for Engine<'_> {
         let (status, reason) = match self.point(point) {
             Ok(()) => (PointStatus::Measured, None),
             Err(Fault::Skipped(reason)) => (PointStatus::Skipped, Some(reason)),
-            Err(Fault::Failed(error)) => {
-                let reason = error.to_string();
-                if error.kind() == "timeout" {
-                    self.give_up_if_stuck(point, &reason)?;
-                }
-                (PointStatus::Failed, Some(reason))
-            }
+            Err(Fault::Failed(error)) => (PointStatus::Failed, Some(error.to_string())),
         };
         self.sample.status = status;
         self.sample.reason = reason;
