@@ -8,6 +8,11 @@
 #[path = "../../tests/ascend-sim/support.rs"]
 mod support;
 
+#[path = "ascend/codes.rs"]
+mod codes;
+#[path = "ascend/sequences.rs"]
+mod sequences;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -22,6 +27,8 @@ const FOLDER: &str = "CLUSTER_HEALTH_ASCEND_LIB_DIR";
 const CASE: &str = "ASCEND_TEST_CASE";
 /// What a case is to find.
 const EXPECTED: &str = "ASCEND_TEST_EXPECTED";
+/// A program that runs the cases, for example a memory checker, with its arguments.
+const RUNNER: &str = "ASCEND_TEST_RUNNER";
 const BOUND: Duration = Duration::from_secs(30);
 
 /// Runs a case in a new process with these variables.
@@ -52,7 +59,18 @@ fn folder() -> PathBuf {
 }
 
 fn child(case: &str, variables: &[(&str, &str)]) -> Output {
-    Command::new(std::env::current_exe().unwrap())
+    let this = std::env::current_exe().unwrap();
+    let runner = std::env::var(RUNNER).unwrap_or_default();
+    let mut words = runner.split_whitespace();
+    let mut command = match words.next() {
+        None => Command::new(this),
+        Some(program) => {
+            let mut command = Command::new(program);
+            command.args(words).arg(this);
+            command
+        }
+    };
+    command
         .args(["--exact", "one_case", "--ignored", "--nocapture", "--test-threads=1"])
         .env(CASE, case)
         .env(FOLDER, folder())
@@ -79,6 +97,9 @@ fn one_case() {
         Ok("no_memory") => no_memory(),
         Ok("unusable") => unusable(),
         Ok("corrupt") => corrupt(),
+        Ok("codes") => codes::codes(),
+        Ok("initialised_before") => codes::initialised_before(),
+        Ok("sequences") => sequences::sequences(),
         other => panic!("no case {other:?}"),
     }
 }

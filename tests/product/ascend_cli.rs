@@ -1,0 +1,195 @@
+//! The program with the Ascend backend, on the simulator.
+
+#[path = "../ascend-sim/support.rs"]
+mod simulator;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{Folder, MIB, Place, Ran, close};
+
+/// The folder with the libraries.
+fn libraries() -> PathBuf {
+    static INSTALLED: OnceLock<TempDir> = OnceLock::new();
+    let folder = INSTALLED.get_or_init(|| {
+        let folder = TempDir::new().unwrap();
+        simulator::install(folder.path(), &simulator::LIBRARIES);
+        folder
+    });
+    folder.path().to_owned()
+}
+
+fn run(place: &Place, line: &str, variables: &[(&str, &str)]) -> Ran {
+    let mut command = place.command(line);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ASCEND_") {
+            command.env_remove(name);
+        }
+    }
+    command.env("CLUSTER_HEALTH_ASCEND_LIB_DIR", libraries());
+    Ran::of(command.envs(variables.iter().copied()))
+}
+
+const SWEEP: &str = "h2d --backend ascend --quiet --out @out --cpus 0 --sizes 1MiB --iters 3";
+
+fn sweep(place: &Place, code: i32, options: &str, variables: &[(&str, &str)]) -> Folder {
+    let ran = run(place, &format!("{SWEEP} {options}"), variables);
+    assert_eq!(ran.code, Some(code), "{ran:?}");
+    Folder::read(&place.path("out"))
+}
+
+#[test]
+fn f22_columns_are_physical_devices_and_times_are_the_devices() {
+    let place = Place::new();
+    let folder = sweep(
+        &place,
+        0,
+        "--repeats 2",
+        &[
+            ("ASCEND_SIM_DEVICES", "4"),
+            ("ASCEND_SIM_PHY", "3,5,0,7"),
+            ("ASCEND_RT_VISIBLE_DEVICES", "1,2"),
+            ("ASCEND_SIM_VIRTUAL", "1"),
+            // Logic ids; 1 MiB takes 104857.6 ns and 209715.2 ns.
+            ("ASCEND_SIM_LINKS", "h2d,gbps=5,us=0;h2d,dev=1,gbps=10,us=0"),
+        ],
+    );
+    let csv = folder.csv("h2d-1MiB");
+    assert_eq!(csv.columns, [5, 0]);
+    // The clock of events has ticks of 20 ns.
+    assert!(close(csv.at(0, 5).unwrap(), 10.0, 0.002), "{csv:?}");
+    assert!(close(csv.at(0, 0).unwrap(), 5.0, 0.002), "{csv:?}");
+    assert!(folder.points.len() >= 4);
+    for point in &folder.points {
+        assert_eq!((point.status.as_str(), point.check.as_str()), ("measured", "ok"));
+        assert_eq!(point.timer, "event");
+        assert_eq!(point.pinned.as_deref(), Some("pinned"));
+        assert_eq!(point.iter_ns.len(), 3);
+        assert_eq!(point.host_iter_ns.as_ref().unwrap().len(), 3);
+    }
+    let devices = folder.run["devices"].as_array().unwrap();
+    let ids = |name: &str| devices.iter().map(|device| device[name].clone()).collect::<Vec<_>>();
+    assert_eq!(ids("id"), [Value::from(5), Value::from(0)]);
+    assert_eq!(ids("runtime_id"), [Value::from(0), Value::from(1)]);
+}
+
+#[test]
+fn warm_up_is_judged_by_the_clock_it_is_timed_with() {
+    // By its own clock the device is a thousand times faster than any host clock sees it: judged
+    // by that, no warm-up would ever come near the best time.
+    let place = Place::new();
+    let folder = sweep(
+        &place,
+        0,
+        "--repeats 12",
+        &[("ASCEND_SIM_VIRTUAL", "1"), ("ASCEND_SIM_LINKS", "h2d,gbps=100000")],
+    );
+    let settled = folder.points.iter().filter(|point| point.settled).count();
+    for point in &folder.points {
+        let host = point.host_iter_ns.as_ref().unwrap();
+        assert!(point.iter_ns.iter().max() < host.iter().min(), "{point:?}");
+    }
+    assert!(settled * 2 > folder.points.len(), "{settled} of {}", folder.points.len());
+}
+
+#[test]
+fn device_that_fails_mid_sweep_costs_its_cells_only() {
+    let place = Place::new();
+    let faults = ("ASCEND_SIM_FAULTS", "aclrtMemcpyAsync@1:5+:507899");
+    let folder = sweep(&place, 1, "--repeats 3 --warmup 1", &[faults]);
+    for point in &folder.points {
+        if point.device == 0 {
+            assert_eq!(point.status, "measured", "{point:?}");
+        } else if point.status != "measured" {
+            let reason = point.reason.as_ref().unwrap();
+            assert!(reason.contains("aclrtMemcpyAsync failed on device 1"), "{reason}");
+            assert!(reason.contains("507899 (ACL_ERROR_RT_DRV_INTERNAL_ERROR)"), "{reason}");
+        }
+    }
+    assert!(folder.count("measured") > 0 && folder.count("failed") > 0, "{}", folder.run["points"]);
+    let of = |device: u32| folder.first_class().filter(move |point| point.device == device).count();
+    assert_eq!((of(0), of(1)), (3, 3));
+    assert!(folder.csv("h2d-1MiB").at(0, 0).is_some());
+}
+
+#[test]
+fn device_that_stands_still_costs_one_timeout_and_its_cells_only() {
+    let place = Place::new();
+    let variables = [
+        ("ASCEND_SIM_DEVICES", "4"),
+        ("ASCEND_RT_VISIBLE_DEVICES", "1,3"),
+        ("ASCEND_SIM_FAULTS", "aclrtMemcpyAsync@1:2:stall"),
+    ];
+    let start = Instant::now();
+    let folder = sweep(&place, 1, "--repeats 3 --warmup 1 --timeout 1s", &variables);
+    // Not once more for every point of either device, nor for what is dropped at the end.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    let mut reasons = Vec::new();
+    for point in &folder.points {
+        if point.device == 1 {
+            assert_eq!(point.status, "measured", "{point:?}");
+        } else if point.status != "measured" {
+            reasons.push(point.reason.clone().unwrap());
+        }
+    }
+    assert!(reasons.len() >= 2, "{reasons:?}");
+    for reason in &reasons {
+        let words = "aclrtSynchronizeStreamWithTimeout failed on device 3: code 507046";
+        assert!(reason.contains(words), "{reason}");
+    }
+    assert_eq!(folder.first_class().filter(|point| point.device == 1).count(), 3);
+    assert!(folder.csv("h2d-1MiB").at(0, 1).is_some());
+}
+
+#[test]
+fn runtime_that_cannot_be_used_is_exit_2_with_its_reason() {
+    type Variables = [(&'static str, &'static str)];
+    let cases: [(&Variables, &[&str]); 4] = [
+        (&[("ASCEND_SIM_STUB", "1")], &["aclInit failed", "100039", "stub library", "set_env.sh"]),
+        (&[("ASCEND_SIM_DEVICES", "0")], &["aclrtGetDeviceCount", "ASCEND_RT_VISIBLE_DEVICES"]),
+        (
+            &[("ASCEND_SIM_FAULTS", "aclrtGetDeviceCount:*:207006")],
+            &["ACL_ERROR_RT_NO_PERMISSION", "HwHiAiUser"],
+        ),
+        (&[("CLUSTER_HEALTH_ASCEND_LIB_DIR", "none")], &["none/libascendcl.so", "set_env.sh"]),
+    ];
+    for (variables, words) in cases {
+        let place = Place::new();
+        let ran = run(&place, &format!("{SWEEP} --json"), variables);
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        let document = ran.json();
+        assert_eq!(document["schema_version"], 1);
+        assert_eq!(document["error"]["kind"], "unavailable", "{document}");
+        let message = document["error"]["message"].as_str().unwrap();
+        for word in words {
+            assert!(message.contains(word), "no '{word}' in {message}");
+            assert!(ran.stderr.contains(word), "no '{word}' in {}", ran.stderr);
+        }
+        assert!(!place.path("out").exists());
+    }
+}
+
+#[test]
+fn devices_that_all_refuse_are_exit_2_by_name() {
+    let place = Place::new();
+    let faults = [("ASCEND_SIM_FAULTS", "aclrtSetDevice:*:507033")];
+    let ran = run(&place, &format!("{SWEEP} --json"), &faults);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    let message = ran.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("507033 (ACL_ERROR_RT_DEV_SETUP_ERROR)"), "{message}");
+}
+
+#[test]
+fn size_that_a_device_has_no_memory_for_is_said() {
+    let place = Place::new();
+    let hbm = format!("{}", 64 * MIB);
+    let variables = [("ASCEND_SIM_HBM", hbm.as_str()), ("ASCEND_SIM_HBM_USED", "0")];
+    let line = "h2d --backend ascend --quiet --json --out @out --cpus 0 --sizes 256MiB";
+    let ran = run(&place, line, &variables);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("64 MiB of 64 MiB free"), "{}", ran.stderr);
+}
