@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod commands;
+mod env;
 mod field_cases;
 mod folder;
 mod full_disk;
