@@ -152,10 +152,8 @@ fn text(bundle: &Bundle) -> String {
                 && !["backend", "ascend", "variables", "scenario"].contains(&name.as_str())
         });
         for (name, value) in shown {
-            line(format!(
-                "  {name}: {}",
-                value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-            ));
+            let value = value.as_str().map_or_else(|| value.to_string(), indent);
+            line(format!("  {name}: {value}"));
         }
     }
     for (name, value) in &environment.variables {
