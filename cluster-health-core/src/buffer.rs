@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -49,9 +48,6 @@ pub enum HostMemory {
     /// Ordinary memory, touched by the calling thread.
     Pageable,
 }
-
-/// How long an accessor or a drop waits for a copy that was left in flight.
-const SETTLE_BOUND: Duration = Duration::from_secs(30);
 
 /// Streams whose copies may still use a buffer. An entry lives from the preparation of a
 /// [`Transfer`](crate::Transfer) to its end, so that a leaked transfer cannot make a later access
@@ -105,7 +101,7 @@ impl Pending {
         let excludes = |user: Access| access == Access::Write || user == Access::Write;
         for (stream, user) in entries.iter() {
             if excludes(*user) {
-                stream.synchronize(SETTLE_BOUND)?;
+                stream.settle()?;
             }
         }
         entries.retain(|(_, user)| !excludes(*user));
