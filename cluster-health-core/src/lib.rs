@@ -21,6 +21,7 @@
 //! exit.
 #![deny(unsafe_code)]
 
+pub mod activity;
 pub mod affinity;
 pub mod backend;
 pub mod buffer;
@@ -28,6 +29,7 @@ pub mod collective;
 pub mod device;
 pub mod error;
 pub mod id;
+pub mod inventory;
 pub mod machine;
 pub mod rank;
 pub mod stream;
@@ -35,6 +37,7 @@ pub mod topology;
 pub mod transfer;
 pub mod units;
 
+pub use activity::{DeviceActivity, DeviceProcess};
 pub use backend::synthetic::{PointContext, Scenario};
 pub use backend::{BackendKind, Direction};
 pub use buffer::{DeviceBuffer, HostBuffer, HostMemory, Pinned, TagPattern};
@@ -42,6 +45,7 @@ pub use collective::{Communicator, DataType, ReduceOp};
 pub use device::{Device, DeviceInfo};
 pub use error::{Error, Result};
 pub use id::{CpuId, DeviceId, NodeId};
+pub use inventory::AscendInventory;
 pub use machine::{Binding, Machine};
 pub use rank::{RankEnvironment, RankFamily, RankGroup};
 pub use stream::{Event, Stream};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
+use crate::activity::DeviceActivity;
 use crate::affinity::{BindScope, Census, PinGuard, current_cpu};
 use crate::backend::ascend::AscendDriver;
 use crate::backend::host::{HostDriver, monotonic_ns};
@@ -17,6 +18,7 @@ use crate::backend::{BackendKind, Driver};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::id::{CpuId, DeviceId, NodeId};
+use crate::inventory::AscendSoftware;
 use crate::topology::Topology;
 use crate::units::ByteSize;
 
@@ -190,6 +192,19 @@ impl Machine {
         (0..self.0.driver.devices().len())
             .map(|index| Device::new(Arc::clone(&self.0.driver), index))
             .collect()
+    }
+
+    /// What else goes on on each device, as the driver's management interface tells it now; empty
+    /// for backends without one. Takes some milliseconds per device.
+    #[must_use]
+    pub fn device_activity(&self) -> Vec<DeviceActivity> {
+        self.0.driver.activity()
+    }
+
+    /// Versions and files of the Ascend software below the backend; `None` for other backends.
+    #[must_use]
+    pub fn ascend_software(&self) -> Option<AscendSoftware> {
+        self.0.driver.software()
     }
 
     /// The device with this physical id.

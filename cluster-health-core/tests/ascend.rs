@@ -19,8 +19,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use cluster_health_core::{
-    BackendKind, ByteSize, DeviceBuffer, DeviceId, Error, Event, HostBuffer, HostMemory, Machine,
-    Pinned, Stream, TagPattern, Transfer,
+    AscendInventory, BackendKind, ByteSize, DeviceBuffer, DeviceId, Error, Event, HostBuffer,
+    HostMemory, Machine, Pinned, Stream, TagPattern, Transfer,
 };
 
 const FOLDER: &str = "CLUSTER_HEALTH_ASCEND_LIB_DIR";
@@ -100,6 +100,10 @@ fn one_case() {
         Ok("codes") => codes::codes(),
         Ok("initialised_before") => codes::initialised_before(),
         Ok("sequences") => sequences::sequences(),
+        Ok("activity") => activity(),
+        Ok("inventory") => inventory(),
+        Ok("no_management") => no_management(),
+        Ok("stub") => stub(),
         other => panic!("no case {other:?}"),
     }
 }
@@ -159,6 +163,126 @@ fn devices() {
     assert_eq!(Machine::ascend_status(), None);
     assert_eq!(Machine::detect().unwrap().backend(), BackendKind::Ascend);
     drop(Stream::new(&devices[1]).unwrap());
+}
+
+#[test]
+fn other_processes_are_found_on_the_physical_device() {
+    run(
+        "activity",
+        &[
+            ("ASCEND_SIM_DEVICES", "4"),
+            ("ASCEND_SIM_PHY", "3,5,0,7"),
+            ("ASCEND_SIM_CHIPS_PER_CARD", "2"),
+            ("ASCEND_RT_VISIBLE_DEVICES", "1,2"),
+            ("ASCEND_SIM_PROCESSES", "5=999999999:1G,5=999999998:3M,3=77:1K"),
+            ("ASCEND_SIM_HEALTH", "0=2"),
+            ("ASCEND_SIM_UTILIZATION", "5=64"),
+            ("ASCEND_SIM_HBM", "32G"),
+            ("ASCEND_SIM_HBM_USED", "3G"),
+        ],
+    );
+}
+
+fn activity() {
+    let machine = machine();
+    let activity = machine.device_activity();
+    let [five, zero] = activity.as_slice() else { panic!("{activity:?}") };
+    assert_eq!((five.device, zero.device), (5, 0));
+    let found: Vec<_> = five.processes.as_ref().unwrap().iter().collect();
+    let found: Vec<_> = found.iter().map(|process| (process.pid, process.memory_bytes)).collect();
+    assert_eq!(found, [(999_999_999, 1 << 30), (999_999_998, 3 << 20)]);
+    assert_eq!((five.health, zero.health), (Some(0), Some(2)));
+    assert_eq!((five.utilisation_percent, zero.utilisation_percent), (Some(64), Some(0)));
+    assert_eq!((five.memory_used_bytes, five.memory_bytes), (Some(3 << 30), Some(32 << 30)));
+    assert_eq!(
+        five.disturbances(),
+        ["other processes on device 5: 999999999 (1024 MiB), 999999998 (3 MiB)"]
+    );
+    assert_eq!(zero.disturbances(), ["device 0 reports health 2: a major alarm"]);
+
+    // What this process does there is no news.
+    let device = machine.device(DeviceId(0)).unwrap();
+    let buffer = DeviceBuffer::new(&device, ByteSize::mib(64)).unwrap();
+    let after = machine.device_activity();
+    assert_eq!(after[1].processes.as_deref(), Some([].as_slice()));
+    assert_eq!(after[1].memory_used_bytes, Some((3 << 30) + (64 << 20)));
+    drop(buffer);
+}
+
+#[test]
+fn without_management_interface_activity_is_unknown() {
+    let folder = tempfile::tempdir().unwrap();
+    support::install(folder.path(), &["libascendcl.so"]);
+    run("no_management", &[(FOLDER, folder.path().to_str().unwrap())]);
+}
+
+fn no_management() {
+    let activity = machine().device_activity();
+    assert_eq!(activity.len(), 4);
+    for device in activity {
+        assert_eq!((device.processes.as_ref(), device.health), (None, None));
+        assert!(device.disturbances().is_empty());
+        assert!(device.failures[0].message.contains("libdcmi.so"), "{device:?}");
+        assert_eq!(device.failures[0].code, None);
+    }
+    let software = machine().ascend_software().unwrap();
+    assert_eq!((software.driver, software.runtime.as_deref()), (None, Some("1.17.0")));
+    let inventory = AscendInventory::take();
+    assert_eq!(inventory.devices.len(), 4);
+    assert_eq!(inventory.libraries[0].problem, None);
+    assert!(inventory.libraries[2].problem.as_deref().unwrap().contains("libdcmi.so"));
+}
+
+#[test]
+fn inventory_has_versions_symbols_and_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = support::install(folder.path(), &["libascendcl.so", "libdcmi.so"]);
+    support::remove_symbols(&file, &support::NOT_IN_8_1_RC1);
+    run(
+        "inventory",
+        &[
+            (FOLDER, folder.path().to_str().unwrap()),
+            ("ASCEND_SIM_VERSION", "1.8.2"),
+            ("ASCEND_SIM_DRIVER", "24.1.rc3"),
+            ("ASCEND_SIM_SOC", "Ascend910B1"),
+        ],
+    );
+}
+
+fn inventory() {
+    let inventory = AscendInventory::take();
+    let software = &inventory.software;
+    assert_eq!(software.driver.as_deref(), Some("24.1.rc3"));
+    assert_eq!(software.runtime.as_deref(), Some("1.8.2"));
+    assert_eq!(software.soc.as_deref(), Some("Ascend910B1"));
+    assert_eq!(software.packages["toolkit"], "1.8.2");
+    assert!(software.libraries["libdcmi.so"].starts_with(std::env::var(FOLDER).unwrap()));
+    let [acl, hccl, dcmi, aclnn] = inventory.libraries.as_slice() else { panic!() };
+    assert!(acl.missing.contains(&"aclrtGetPhyDevIdByUserDevId".to_owned()), "{acl:?}");
+    assert!(acl.found.contains(&"aclrtMemcpyAsync".to_owned()));
+    assert!(dcmi.missing.is_empty() && dcmi.problem.is_none());
+    for absent in [hccl, aclnn] {
+        assert!(absent.paths.is_empty() && !absent.tried.is_empty(), "{absent:?}");
+    }
+    assert_eq!(inventory.devices.len(), 4);
+    assert_eq!(inventory.devices[3].physical_id, None);
+    assert_eq!(inventory.cards, [[0, 1], [1, 1], [2, 1], [3, 1]]);
+    let calls: Vec<_> = inventory.failures.iter().map(|failure| failure.call.as_str()).collect();
+    assert!(calls.contains(&"aclrtGetPhyDevIdByUserDevId"), "{calls:?}");
+    // Two functions of the older release, on four devices; everything else it answers.
+    assert_eq!(calls.len(), 8, "{calls:?}");
+}
+
+#[test]
+fn inventory_of_a_stub_has_its_code() {
+    run("stub", &[("ASCEND_SIM_STUB", "1")]);
+}
+
+fn stub() {
+    let inventory = AscendInventory::take();
+    assert!(inventory.devices.is_empty());
+    let failure = &inventory.failures[0];
+    assert_eq!(failure.code, Some(100_039), "{failure:?}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use cluster_health_core::{ByteSize, Machine};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::environment::Environment;
+use crate::environment::{ActivityRecord, Environment};
 use crate::error::{Error, Result};
 use crate::plan::{CorePairPlan, H2dPlan, Order};
 use crate::samples::{PointStatus, Sample, Sweep};
@@ -234,6 +234,10 @@ pub struct Manifest {
     pub environment: Environment,
     /// Devices by physical id.
     pub devices: Vec<DeviceRecord>,
+    /// Other processes on the devices, before, during and after the run, and their health; empty
+    /// for backends that do not tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_activity: Vec<ActivityRecord>,
     /// Where the time went, all segments together.
     pub timings: Timings,
     /// First bind to last sample on the machine's clock (virtual on a synthetic machine), summed
@@ -302,6 +306,7 @@ impl Manifest {
             order,
             environment: Environment::default(),
             devices: Vec::new(),
+            device_activity: Vec::new(),
             timings: Timings::default(),
             wall_ns: 0,
             host_ns: 0,

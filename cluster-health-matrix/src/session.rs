@@ -12,7 +12,7 @@ use cluster_health_core::affinity::Census;
 use cluster_health_core::rank::RankGroup;
 use serde::{Deserialize, Serialize};
 
-use crate::environment::Environment;
+use crate::environment::{ActivityWatch, Environment};
 use crate::error::{Error, Result};
 use crate::observer::{Observer, Progress};
 use crate::older::import::{ImportRequest, Imported};
@@ -52,18 +52,20 @@ impl RecordOptions {
 }
 
 /// Passes every sample to the log before the caller's observer sees it.
-struct Recorder<'a> {
+struct Recorder<'a, 'machine> {
     folder: &'a mut RunFolder,
+    watch: &'a mut ActivityWatch<'machine>,
     inner: &'a mut dyn Observer,
 }
 
-impl Observer for Recorder<'_> {
+impl Observer for Recorder<'_, '_> {
     fn sample(&mut self, sample: &Sample) -> Result<()> {
         self.folder.append(sample)?;
         self.inner.sample(sample)
     }
 
     fn between_visits(&mut self, progress: &Progress) {
+        self.watch.during(progress.done >= progress.total);
         self.inner.between_visits(progress);
     }
 
@@ -266,11 +268,16 @@ pub fn record(
     for reason in quiet {
         note(&mut manifest, format!("the node was not quiet: {reason}"));
     }
+    let mut watch = ActivityWatch::begin(machine);
     let throttled = machine.topology().read_nr_throttled().ok().flatten();
     let began = Instant::now();
     let mut timings = Timings::default();
     let mut found = Vec::new();
-    let result = measure(machine, plan, ranks, &mut folder, (&mut timings, &mut found), observer);
+    let account = Account { timings: &mut timings, notes: &mut found, watch: &mut watch };
+    let result = measure(machine, plan, ranks, &mut folder, account, observer);
+    let (activity, notes) = watch.end();
+    manifest.device_activity.extend(activity);
+    found.extend(notes);
     for text in found {
         note(&mut manifest, text);
     }
@@ -359,14 +366,22 @@ fn account_for_crash(manifest: &mut Manifest, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Measures what is missing; true when nothing of the plan is left. `timings` is what the sweeps
-/// took that did not fail, `notes` what they want a reader to know.
+/// What is kept of the sweeps beside their samples.
+struct Account<'a, 'machine> {
+    /// What those took that did not fail.
+    timings: &'a mut Timings,
+    /// What they want a reader to know.
+    notes: &'a mut Vec<String>,
+    watch: &'a mut ActivityWatch<'machine>,
+}
+
+/// Measures what is missing; true when nothing of the plan is left.
 fn measure(
     machine: &Machine,
     plan: &PlanRecord,
     ranks: StartRanks<'_>,
     folder: &mut RunFolder,
-    (timings, notes): (&mut Timings, &mut Vec<String>),
+    Account { timings, notes, watch }: Account<'_, '_>,
     observer: &mut dyn Observer,
 ) -> Result<bool> {
     let resumed_at = folder.next_seq();
@@ -377,7 +392,7 @@ fn measure(
     let mut log = log.iter_mut().flatten().peekable();
     machine.advance_virtual_time(start_ns);
     let mut clock = RunClock::new(start_ns);
-    let mut recorder = Recorder { folder, inner: observer };
+    let mut recorder = Recorder { folder, watch, inner: observer };
     let mut first_seq = 0;
     for is_pair in [false, true] {
         let mut before = std::iter::from_fn(|| {

@@ -7,6 +7,7 @@
 mod ascend_cli;
 mod bad_input;
 mod commands;
+mod env;
 mod field_cases;
 mod folder;
 mod full_disk;

@@ -11,10 +11,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::activity::DeviceActivity;
 use crate::buffer::{Pinned, TagPattern};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::id::NodeId;
+use crate::inventory::AscendSoftware;
 
 pub(crate) mod ascend;
 pub(crate) mod host;
@@ -123,6 +125,14 @@ pub(crate) struct CopyRequest<'a> {
 pub(crate) unsafe trait Driver: fmt::Debug + Send + Sync {
     fn kind(&self) -> BackendKind;
     fn devices(&self) -> &[DeviceInfo];
+    /// What the devices are busy with; empty where devices have no management interface.
+    fn activity(&self) -> Vec<DeviceActivity> {
+        Vec::new()
+    }
+    /// The vendor's software below the backend.
+    fn software(&self) -> Option<AscendSoftware> {
+        None
+    }
     /// True when events carry the device's own time stamps.
     fn has_device_events(&self) -> bool;
     /// The clock that points are timed with: monotonic, nanoseconds.

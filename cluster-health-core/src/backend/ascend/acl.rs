@@ -1,7 +1,7 @@
 //! The ACL runtime below the driver: start, contexts of threads, ids and errors.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char};
 use std::fs;
 use std::path::Path;
@@ -12,6 +12,7 @@ use ascend_sys::status::{Family, Status, acl as codes};
 use ascend_sys::{acl, function};
 use once_cell::sync::OnceCell;
 
+use crate::activity::FailedCall;
 use crate::device::DeviceInfo;
 use crate::error::{BackendError, Error, Result};
 use crate::id::{DeviceId, NodeId};
@@ -37,6 +38,14 @@ pub(super) struct Runtime {
 /// A function that this release of the toolkit lacks.
 pub(super) fn missing(symbol: MissingSymbol) -> Error {
     Error::Unavailable { what: symbol.name.to_owned(), message: symbol.to_string() }
+}
+
+/// The error of a failed start, as that of a backend that is not there.
+pub(super) fn not_started(error: Error) -> Error {
+    match error {
+        Error::Backend(_) => unavailable(error.to_string()),
+        other => other,
+    }
 }
 
 fn unavailable(message: impl Into<String>) -> Error {
@@ -65,18 +74,12 @@ impl Runtime {
         if code == codes::ACL_ERROR_REPEAT_INITIALIZE {
             return Ok(());
         }
-        self.check("aclInit", code, None).map_err(|error| unavailable(error.to_string()))
+        self.check("aclInit", code, None)
     }
 
     /// The devices that this process may use, in the order of the runtime.
     pub(super) fn devices(self) -> Result<Vec<DeviceInfo>> {
-        let mut count = 0_u32;
-        let get = function!(self.acl, aclrtGetDeviceCount).map_err(missing)?;
-        // SAFETY:
-        // * The pointer is to a live integer of ours.
-        let code = unsafe { get(&raw mut count) };
-        self.check("aclrtGetDeviceCount", code, None)
-            .map_err(|error| unavailable(error.to_string()))?;
+        let count = self.device_count().map_err(|error| unavailable(error.to_string()))?;
         if count == 0 {
             return Err(unavailable(
                 "aclrtGetDeviceCount reports no device; look at npu-smi info, the driver, the \
@@ -85,7 +88,7 @@ impl Runtime {
         }
         let count = i32::try_from(count).unwrap_or(i32::MAX);
         let name = self.model().unwrap_or_else(|| "Ascend NPU".to_owned());
-        let asked: Option<Vec<u32>> = (0..count).map(|user| self.physical_id(user)).collect();
+        let asked = (0..count).map(|user| self.physical_id(user)).collect::<Result<_>>().ok();
         let listed = std::env::var("ASCEND_RT_VISIBLE_DEVICES").ok();
         let ids = physical_ids(asked, listed.as_deref(), count.unsigned_abs());
         let info = |(user, id): (i32, u32)| {
@@ -93,13 +96,96 @@ impl Runtime {
             info.memory = self.memory_size(user);
             info.node = self
                 .pci_address(user)
+                .ok()
                 .and_then(|address| numa_node(Path::new(PCI_DEVICES), &address));
             info
         };
         Ok((0..count).zip(ids).map(info).collect())
     }
 
-    fn model(self) -> Option<String> {
+    pub(super) fn device_count(self) -> Result<u32> {
+        let mut count = 0_u32;
+        let get = function!(self.acl, aclrtGetDeviceCount).map_err(missing)?;
+        // SAFETY:
+        // * The pointer is to a live integer of ours.
+        let code = unsafe { get(&raw mut count) };
+        self.check("aclrtGetDeviceCount", code, None)?;
+        Ok(count)
+    }
+
+    /// Version of the interface.
+    pub(super) fn version(self) -> Result<String> {
+        let get = function!(self.acl, aclrtGetVersion).map_err(missing)?;
+        let (mut major, mut minor, mut patch) = (0, 0, 0);
+        // SAFETY:
+        // * The pointers are to live integers of ours.
+        let code = unsafe { get(&raw mut major, &raw mut minor, &raw mut patch) };
+        self.check("aclrtGetVersion", code, None)?;
+        Ok(format!("{major}.{minor}.{patch}"))
+    }
+
+    /// Versions of the toolkit's packages: by name, else (older releases) by number.
+    pub(super) fn package_versions(
+        self,
+        failures: &mut Vec<FailedCall>,
+    ) -> BTreeMap<String, String> {
+        let by_name =
+            self.acl.symbols().any(|(symbol, found)| found && symbol.name == "aclsysGetVersionStr");
+        let packages = [
+            (c"runtime", acl::ACL_PKG_NAME_RUNTIME),
+            (c"toolkit", acl::ACL_PKG_NAME_TOOLKIT),
+            (c"hccl", acl::ACL_PKG_NAME_HCCL),
+        ];
+        let mut versions = BTreeMap::new();
+        for (name, number) in packages {
+            let version =
+                if by_name { self.named_version(name) } else { self.numbered_version(number) };
+            match version {
+                Ok(version) => {
+                    versions.insert(name.to_string_lossy().into_owned(), version);
+                }
+                Err(error) => failures.push(FailedCall::of("aclsysGetCANNVersion", &error)),
+            }
+        }
+        versions
+    }
+
+    fn named_version(self, name: &CStr) -> Result<String> {
+        let get = function!(self.acl, aclsysGetVersionStr).map_err(missing)?;
+        // The call takes a pointer to something it could change.
+        let mut name = name.to_bytes_with_nul().to_vec();
+        // Twice what the call writes at most, the last byte always zero.
+        let mut text: [c_char; 256] = [0; 256];
+        // SAFETY:
+        // * Both buffers are ours; the name ends in a zero, and the version has 128 bytes at most.
+        let code = unsafe { get(name.as_mut_ptr().cast(), text.as_mut_ptr()) };
+        self.check("aclsysGetVersionStr", code, None)?;
+        // SAFETY:
+        // * The buffer is ours and its last byte is zero.
+        let text = unsafe { text_of(text.as_ptr()) };
+        Ok(text.unwrap_or_default())
+    }
+
+    fn numbered_version(self, number: acl::aclCANNPackageName) -> Result<String> {
+        let get = function!(self.acl, aclsysGetCANNVersion).map_err(missing)?;
+        let mut version = acl::aclCANNPackageVersion {
+            version: [0; 128],
+            majorVersion: [0; 64],
+            minorVersion: [0; 64],
+            releaseVersion: [0; 64],
+            patchVersion: [0; 64],
+            reserved: [0; 128],
+        };
+        // SAFETY:
+        // * The pointer is to a live structure of ours.
+        let code = unsafe { get(number, &raw mut version) };
+        self.check("aclsysGetCANNVersion", code, None)?;
+        let bytes = version.version.iter().take_while(|byte| **byte != 0);
+        let bytes: Vec<u8> = bytes.map(|byte| byte.to_ne_bytes()[0]).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    pub(super) fn model(self) -> Option<String> {
         let get = function!(self.acl, aclrtGetSocName).ok()?;
         // SAFETY:
         // * The call has no preconditions but the initialised runtime.
@@ -109,13 +195,17 @@ impl Runtime {
         unsafe { text_of(name) }
     }
 
-    fn physical_id(self, user: i32) -> Option<u32> {
-        let get = function!(self.acl, aclrtGetPhyDevIdByUserDevId).ok()?;
+    pub(super) fn physical_id(self, user: i32) -> Result<u32> {
+        let get = function!(self.acl, aclrtGetPhyDevIdByUserDevId).map_err(missing)?;
         let mut physical = -1_i32;
         // SAFETY:
         // * The pointer is to a live integer of ours; an unknown id is an error code.
         let code = unsafe { get(user, &raw mut physical) };
-        if code == 0 { u32::try_from(physical).ok() } else { None }
+        self.check("aclrtGetPhyDevIdByUserDevId", code, None)?;
+        u32::try_from(physical).map_err(|_| Error::Format {
+            place: format!("aclrtGetPhyDevIdByUserDevId of {user}"),
+            message: format!("{physical} is no physical id"),
+        })
     }
 
     /// Without opening the device, which would take seconds and memory on every device of the
@@ -131,19 +221,18 @@ impl Runtime {
         (code == 0).then_some(ByteSize(bytes))
     }
 
-    fn pci_address(self, user: i32) -> Option<String> {
-        let get = function!(self.acl, aclrtDeviceGetPCIBusId).ok()?;
+    pub(super) fn pci_address(self, user: i32) -> Result<String> {
+        let get = function!(self.acl, aclrtDeviceGetPCIBusId).map_err(missing)?;
         let mut text: [c_char; 64] = [0; 64];
         // SAFETY:
         // * The buffer has more than the 13 bytes that the call needs, and its length minus one
         //   is passed, so that it always ends in a zero.
         let code = unsafe { get(user, text.as_mut_ptr(), 63) };
-        if code != 0 {
-            return None;
-        }
+        self.check("aclrtDeviceGetPCIBusId", code, None)?;
         // SAFETY:
         // * The buffer is ours and its last byte is zero.
-        unsafe { text_of(text.as_ptr()) }
+        let text = unsafe { text_of(text.as_ptr()) };
+        Ok(text.unwrap_or_default())
     }
 
     /// Free and total memory of the calling thread's device.
@@ -245,7 +334,7 @@ fn note(user: i32) {
 
 /// # Safety
 /// `text` is null or a string ended by a zero that lives during the call.
-unsafe fn text_of(text: *const c_char) -> Option<String> {
+pub(super) unsafe fn text_of(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }

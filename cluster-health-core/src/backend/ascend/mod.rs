@@ -12,7 +12,8 @@ use std::time::Duration;
 use ascend_sys::status::acl as codes;
 use ascend_sys::{acl as abi, function};
 
-use self::acl::{Runtime, missing};
+use self::acl::{Runtime, missing, not_started};
+use crate::activity::DeviceActivity;
 use crate::backend::host::{alloc_host, free_host, monotonic_ns};
 use crate::backend::{
     BackendKind, CopyRequest, Direction, Driver, RawDevice, RawEvent, RawHost, RawSide, RawStream,
@@ -22,9 +23,12 @@ use crate::buffer::{Pinned, Tag, TagPattern};
 use crate::device::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::id::{DeviceId, NodeId};
+use crate::inventory::AscendSoftware;
 use crate::units::ByteSize;
 
 mod acl;
+mod dcmi;
+pub(crate) mod inventory;
 
 /// The NPUs of this process.
 #[derive(Debug)]
@@ -41,7 +45,7 @@ impl AscendDriver {
     /// [`Error::Unavailable`] with every path tried, or the code that the runtime answered, and
     /// what to do.
     pub(crate) fn load() -> Result<Self> {
-        let runtime = Runtime::start()?;
+        let runtime = Runtime::start().map_err(not_started)?;
         Ok(Self { runtime, devices: runtime.devices()? })
     }
 
@@ -304,6 +308,14 @@ unsafe impl Driver for AscendDriver {
 
     fn devices(&self) -> &[DeviceInfo] {
         &self.devices
+    }
+
+    fn activity(&self) -> Vec<DeviceActivity> {
+        dcmi::activity(self.devices.iter().map(|info| info.id))
+    }
+
+    fn software(&self) -> Option<AscendSoftware> {
+        Some(inventory::software(&mut Vec::new()))
     }
 
     fn has_device_events(&self) -> bool {

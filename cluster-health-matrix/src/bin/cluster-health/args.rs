@@ -54,6 +54,13 @@ pub(crate) enum Command {
     CorePair(PairSweepArgs),
     /// What a sweep would cost: points, bytes, memory, time. Measures nothing.
     Plan(PlanArgs),
+    /// What this machine has: a bundle to send along with a report that something does not work.
+    ///
+    /// Versions, kernel and limits, Ascend libraries with every path tried and every function found
+    /// or missing, devices by all their numbers, other processes on them, and the codes of calls
+    /// that failed. Opens no device. Values of variables that may be secret are left out; look it
+    /// through before you send it. Missing software is no error here.
+    Env(EnvArgs),
     /// Every output of a result folder again, from its samples.jsonl.
     Report(ReportArgs),
     /// Turns measurements of the older tool (results.json, workbooks) or CSV matrices into a
@@ -451,6 +458,14 @@ pub(crate) struct AffinityArgs {
     /// is null.
     #[arg(long, env = "CLUSTER_HEALTH_SYSFS", value_name = "ROOT")]
     pub(crate) sysfs: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnvArgs {
+    #[command(flatten)]
+    pub(crate) backend: BackendArg,
     #[command(flatten)]
     pub(crate) output: Output,
 }

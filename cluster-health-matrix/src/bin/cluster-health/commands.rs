@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cluster_health_core::affinity::Census;
 use cluster_health_core::rank::RankGroup;
 use cluster_health_core::topology::Topology;
-use cluster_health_core::{BackendKind, Bandwidth, ByteSize, Machine};
+use cluster_health_core::{BackendKind, Bandwidth, ByteSize, DeviceActivity, Machine};
 use cluster_health_matrix::environment::Environment;
 use cluster_health_matrix::older::ScanOrder;
 use cluster_health_matrix::older::export::{ExportMeta, export};
@@ -29,7 +29,7 @@ use crate::args::{
     PairSweepArgs, PlanArgs, RanksArg, ReportArgs, ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
-use crate::{print_json, print_text};
+use crate::{bundle, print_json, print_text};
 
 /// How a command ended when it did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,7 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
         Command::H2d(args) => h2d(args),
         Command::CorePair(args) => core_pair(args),
         Command::Affinity(args) => affinity(args),
+        Command::Env(args) => bundle::env(args),
         Command::Plan(args) => plan(args),
         Command::Report(args) => report(args),
         Command::Import(args) => import(args),
@@ -240,7 +241,9 @@ fn announce(machine: &Machine, plan: &PlanRecord, notes: &[String], out: &Path) 
         let cost = plan.cost(machine, assumed_pair_rate(machine, plan));
         log!("{}; results in {}", describe_pairs(plan, &cost), out.display());
     }
-    for reason in Environment::of(machine).disturbances(machine.topology().online().len()) {
+    let mut reasons = Environment::of(machine).disturbances(machine.topology().online().len());
+    reasons.extend(machine.device_activity().iter().flat_map(DeviceActivity::disturbances));
+    for reason in reasons {
         log!("warning: the node is not quiet: {reason}");
     }
     let h2d = plan

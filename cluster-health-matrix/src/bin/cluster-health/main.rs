@@ -10,6 +10,7 @@ macro_rules! log {
 }
 
 mod args;
+mod bundle;
 mod commands;
 mod progress;
 
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::H2d(args) => args.folder.output.json,
         Command::CorePair(args) => args.folder.output.json,
         Command::Affinity(args) => args.output.json,
+        Command::Env(args) => args.output.json,
         Command::Plan(args) => args.output.json,
         Command::Report(args) => args.output.json,
         Command::Import(args) => args.output.json,
