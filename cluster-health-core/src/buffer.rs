@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -50,9 +49,6 @@ pub enum HostMemory {
     Pageable,
 }
 
-/// How long an accessor or a drop waits for a copy that was left in flight.
-const SETTLE_BOUND: Duration = Duration::from_secs(30);
-
 /// Streams whose copies may still use a buffer. An entry lives from the preparation of a
 /// [`Transfer`](crate::Transfer) to its end, so that a leaked transfer cannot make a later access
 /// race with the device.
@@ -84,6 +80,13 @@ impl Pending {
         Ok(())
     }
 
+    /// Notes that work on this stream may still use the memory.
+    pub(crate) fn leave(&self, stream: &Arc<StreamInner>, access: Access) {
+        let mut entries = self.entries();
+        entries.push((Arc::clone(stream), access));
+        self.count.store(entries.len(), Ordering::Release);
+    }
+
     /// One transfer on this stream ended and the stream is idle.
     pub(crate) fn end(&self, stream: &Arc<StreamInner>) {
         let mut entries = self.entries();
@@ -105,7 +108,7 @@ impl Pending {
         let excludes = |user: Access| access == Access::Write || user == Access::Write;
         for (stream, user) in entries.iter() {
             if excludes(*user) {
-                stream.synchronize(SETTLE_BOUND)?;
+                stream.synchronize(stream.settle_bound())?;
             }
         }
         entries.retain(|(_, user)| !excludes(*user));

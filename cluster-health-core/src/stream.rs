@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "calls into the driver trait")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::backend::{RawEvent, RawStream};
@@ -12,9 +13,21 @@ use crate::error::{Error, Result};
 pub(crate) struct StreamInner {
     pub(crate) raw: RawStream,
     pub(crate) device: Device,
+    /// Set by work that was waited for in vain already: whoever cleans up need not wait as long
+    /// again.
+    pub(crate) stuck: AtomicBool,
 }
 
 impl StreamInner {
+    /// How long an accessor or a drop waits for work that was left in flight.
+    pub(crate) fn settle_bound(&self) -> Duration {
+        if self.stuck.load(Ordering::Relaxed) {
+            Duration::from_millis(100)
+        } else {
+            Duration::from_secs(30)
+        }
+    }
+
     pub(crate) fn synchronize(&self, timeout: Duration) -> Result<()> {
         // SAFETY:
         // * The stream came from this driver and lives as long as this value.
@@ -25,7 +38,7 @@ impl StreamInner {
 impl Drop for StreamInner {
     fn drop(&mut self) {
         // A stream that does not become idle is left behind: destroying it would be unsound.
-        if self.synchronize(Duration::from_secs(30)).is_ok() {
+        if self.synchronize(self.settle_bound()).is_ok() {
             // SAFETY:
             // * From this driver, destroyed once, idle.
             unsafe { self.device.driver().stream_destroy(self.raw) };
@@ -48,7 +61,11 @@ impl Stream {
     pub fn new(device: &Device) -> Result<Self> {
         device.require_available()?;
         let raw = device.driver().stream_create(device.index())?;
-        Ok(Self(Arc::new(StreamInner { raw, device: device.clone() })))
+        Ok(Self(Arc::new(StreamInner {
+            raw,
+            device: device.clone(),
+            stuck: AtomicBool::new(false),
+        })))
     }
 
     /// The device that the stream belongs to.
@@ -120,8 +137,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let idle =
-            self.recorded.as_ref().is_none_or(|s| s.synchronize(Duration::from_secs(30)).is_ok());
+        let idle = self.recorded.as_ref().is_none_or(|s| s.synchronize(s.settle_bound()).is_ok());
         if idle {
             // SAFETY:
             // * From this driver, destroyed once, and its stream is idle.
