@@ -141,8 +141,8 @@ fn words(values: impl Iterator<Item = i32>) -> Vec<u8> {
 #[test]
 fn operations_give_every_rank_what_they_should() {
     run("operations", &[]);
-    // The pair of physical devices, and a library that has no configuration for communicators.
-    run("operations", &[("ASCEND_SIM_DEVICES", "4"), ("ASCEND_RT_VISIBLE_DEVICES", "3,1")]);
+    // Physical ids that are not the runtime's.
+    run("operations", &[("ASCEND_SIM_DEVICES", "4"), ("ASCEND_RT_VISIBLE_DEVICES", "1,3")]);
     run("operations", &[("ASCEND_SIM_DESTROY_AGAIN", "3")]);
 }
 
@@ -278,7 +278,7 @@ fn collective_that_stands_still_is_a_timeout_with_device_and_ranks() {
         &[
             ("ASCEND_SIM_FAULTS", "HcclAllGather:1:stall"),
             ("ASCEND_SIM_DEVICES", "4"),
-            ("ASCEND_RT_VISIBLE_DEVICES", "3,1"),
+            ("ASCEND_RT_VISIBLE_DEVICES", "1,3"),
         ],
     );
 }
@@ -294,7 +294,7 @@ fn stall(group: &RankGroup) {
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     assert_eq!(error.kind(), "timeout", "{error}");
     let text = error.to_string();
-    let (device, me) = ([3, 1][rank.me], rank.me);
+    let (device, me) = ([1, 3][rank.me], rank.me);
     assert!(text.contains(&format!("on device {device} (rank {me})")), "{text}");
     let words = format!("HcclAllGather with rank {} not finished after 300 ms", 1 - me);
     assert!(text.contains(&words), "{text}");

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 
+mod ascend_pairs;
 mod bad_input;
 mod commands;
 mod field_cases;
