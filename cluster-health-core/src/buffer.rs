@@ -108,7 +108,7 @@ impl Pending {
         let excludes = |user: Access| access == Access::Write || user == Access::Write;
         for (stream, user) in entries.iter() {
             if excludes(*user) {
-                stream.synchronize(stream.settle_bound())?;
+                stream.settle()?;
             }
         }
         entries.retain(|(_, user)| !excludes(*user));

@@ -13,32 +13,39 @@ use crate::error::{Error, Result};
 pub(crate) struct StreamInner {
     pub(crate) raw: RawStream,
     pub(crate) device: Device,
-    /// Set by work that was waited for in vain already: whoever cleans up need not wait as long
-    /// again.
-    pub(crate) stuck: AtomicBool,
+    /// Set while the last wait ended by its time limit.
+    late: AtomicBool,
 }
 
-impl StreamInner {
-    /// How long an accessor or a drop waits for work that was left in flight.
-    pub(crate) fn settle_bound(&self) -> Duration {
-        if self.stuck.load(Ordering::Relaxed) {
-            Duration::from_millis(100)
-        } else {
-            Duration::from_secs(30)
-        }
-    }
+/// How long an accessor or a drop waits for work that was left in flight.
+const SETTLE_BOUND: Duration = Duration::from_secs(30);
+/// The same where the stream was waited for in vain already.
+const LATE_BOUND: Duration = Duration::from_millis(10);
 
+impl StreamInner {
     pub(crate) fn synchronize(&self, timeout: Duration) -> Result<()> {
         // SAFETY:
         // * The stream came from this driver and lives as long as this value.
-        unsafe { self.device.driver().stream_synchronize(self.device.index(), self.raw, timeout) }
+        let result = unsafe {
+            self.device.driver().stream_synchronize(self.device.index(), self.raw, timeout)
+        };
+        let late = matches!(&result, Err(Error::Backend(error)) if error.timed_out);
+        self.late.store(late, Ordering::Relaxed);
+        result
+    }
+
+    /// Waits for what was left in flight: for long only once, so that a stream that hangs does
+    /// not hold up everything that it was used with.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let late = self.late.load(Ordering::Relaxed);
+        self.synchronize(if late { LATE_BOUND } else { SETTLE_BOUND })
     }
 }
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
         // A stream that does not become idle is left behind: destroying it would be unsound.
-        if self.synchronize(self.settle_bound()).is_ok() {
+        if self.settle().is_ok() {
             // SAFETY:
             // * From this driver, destroyed once, idle.
             unsafe { self.device.driver().stream_destroy(self.raw) };
@@ -64,7 +71,7 @@ impl Stream {
         Ok(Self(Arc::new(StreamInner {
             raw,
             device: device.clone(),
-            stuck: AtomicBool::new(false),
+            late: AtomicBool::new(false),
         })))
     }
 
@@ -137,7 +144,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let idle = self.recorded.as_ref().is_none_or(|s| s.synchronize(s.settle_bound()).is_ok());
+        let idle = self.recorded.as_ref().is_none_or(|stream| stream.settle().is_ok());
         if idle {
             // SAFETY:
             // * From this driver, destroyed once, and its stream is idle.

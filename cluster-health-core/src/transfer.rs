@@ -150,7 +150,7 @@ impl Drop for Transfer<'_> {
     fn drop(&mut self) {
         // When the stream does not become idle the marks stay, and the buffers leak instead of
         // being freed under the device's hands.
-        if !self.in_flight || self.wait().is_ok() {
+        if !self.in_flight || self.stream.0.settle().is_ok() {
             self.host.1.end(&self.stream.0);
             self.device.1.end(&self.stream.0);
         }

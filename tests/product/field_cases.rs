@@ -251,3 +251,60 @@ fn f22_columns_carry_the_ids_in_the_order_that_was_asked_for() {
     assert_eq!(folder.run["plan"]["h2d"]["devices"].to_string(), "[5,0]");
     assert_eq!(folder.points.iter().map(|p| p.bytes).max(), Some(16 * MIB));
 }
+
+/// A group of processes with a tenth of a CPU's time: more than that it gets even on a busy machine; gone when dropped. `None` where this
+/// process may not make one.
+struct LittleTime(std::path::PathBuf);
+
+impl LittleTime {
+    fn new() -> Option<Self> {
+        let name = format!("cluster-health-quota-{}", std::process::id());
+        let v1 = std::path::Path::new("/sys/fs/cgroup/cpu");
+        let v2 = std::path::Path::new("/sys/fs/cgroup");
+        let (folder, file, text) = if v1.join("cpu.cfs_quota_us").exists() {
+            (v1.join(name), "cpu.cfs_quota_us", "10000")
+        } else {
+            (v2.join(name), "cpu.max", "10000 100000")
+        };
+        let made = fs::create_dir(&folder).map(|()| Self(folder.clone()));
+        let made = made.and_then(|group| fs::write(folder.join(file), text).map(|()| group));
+        made.inspect_err(|error| println!("skipped: no quota can be set here: {error}")).ok()
+    }
+}
+
+impl Drop for LittleTime {
+    fn drop(&mut self) {
+        // The kernel needs a moment after its last process.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn f9_a_run_that_was_throttled_says_so() {
+    let Some(group) = LittleTime::new() else { return };
+    let place = Place::new();
+    let script = format!("echo $$ > {}/cgroup.procs || exit 77; exec \"$@\"", group.0.display());
+    // Far more work than that is in one period.
+    let sweep = place.command(
+        "h2d --quiet --backend host --devices 0 --sizes 16MiB --iters 20 --repeats 2 --out @out",
+    );
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script, "sh"]).arg(sweep.get_program()).args(sweep.get_args());
+    let ran = Ran::of(&mut command);
+    if ran.code == Some(77) {
+        println!("skipped: no process can be moved here: {}", ran.stderr);
+        return;
+    }
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let run = crate::support::json(&place.path("out").join("run.json"));
+    assert_eq!(run["environment"]["cpu_quota"], 0.1);
+    let notes: Vec<&str> =
+        run["notes"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(notes.iter().any(|note| note.contains("was throttled")), "{notes:?}");
+    assert!(notes.iter().any(|note| note.contains("quota of 0.1 CPUs")), "{notes:?}");
+}

@@ -2,7 +2,6 @@
 #![allow(unsafe_code, reason = "calls of C functions")]
 
 use std::ffi::c_void;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ascend_sys::config::HcclCommConfigV5;
@@ -228,11 +227,11 @@ impl<'g> AscendCollectives<'g> {
                 result => return result,
             }
             if let Some(gone) = gone {
-                self.give_up(operation);
+                self.stuck = true;
                 return Err(gone);
             }
         }
-        self.give_up(operation);
+        self.stuck = true;
         let others: Vec<String> = match operation.with {
             Some(rank) => vec![rank.to_string()],
             None => (0..self.size)
@@ -258,11 +257,6 @@ impl<'g> AscendCollectives<'g> {
                 .to_owned(),
         );
         Err(Error::Backend(error))
-    }
-
-    fn give_up(&mut self, operation: &Operation<'_>) {
-        self.stuck = true;
-        operation.stream.0.stuck.store(true, Ordering::Relaxed);
     }
 
     /// The error of a rank of the operation that is gone.

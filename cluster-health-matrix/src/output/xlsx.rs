@@ -724,7 +724,7 @@ print(json.dumps({'names': book.sheetnames, 'sheets': sheets, 'freeze': heat.fre
     /// Field case F19: more rows than a sheet holds, a text longer than a cell holds, a name
     /// longer than Excel allows.
     #[test]
-    fn what_excel_cannot_hold_is_split_or_cut_with_a_note() {
+    fn f19_what_excel_cannot_hold_is_split_or_cut_with_a_note() {
         const ROWS: u32 = 1_228_800;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f19.xlsx");

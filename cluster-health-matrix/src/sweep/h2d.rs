@@ -143,6 +143,8 @@ struct Engine<'a> {
     /// Why host memory is not page-locked.
     refused: Option<String>,
     lanes: Vec<Result<Lane, String>>,
+    /// What devices that hang may still use.
+    left: Vec<(Lane, Option<Arena>)>,
     binding: Option<Binding>,
     bound: Option<CpuId>,
     visit: Option<u64>,
@@ -165,6 +167,7 @@ impl<'a> Engine<'a> {
             own: None,
             refused: None,
             lanes: Vec::new(),
+            left: Vec::new(),
             binding: None,
             bound: None,
             visit: None,
@@ -257,6 +260,13 @@ impl<'a> Engine<'a> {
         let result =
             run.run(point, &Warmup::new(self.plan.warmup, cold), best, self.binding.as_ref());
         self.accounts.timings.check_ns += run.check_ns;
+        if let Err(Fault::Failed(Error::Core(error))) = &result
+            && error.kind() == "timeout"
+            && !self.machine.has_virtual_time()
+        {
+            let reason = error.to_string();
+            self.give_up(point, node, &reason);
+        }
         result?;
         let RanOn::Thread(seen) = &self.sample.ran_on else { return Ok(()) };
         match seen.iter().find(|seen| **seen != cpu) {
@@ -270,6 +280,27 @@ impl<'a> Engine<'a> {
                 );
                 Err(Fault::Failed(Error::output("the measuring thread", message)))
             }
+        }
+    }
+
+    /// Leaves out a device that hangs from here on, with the arena that it may still read: the
+    /// other devices get a new one, touched by this thread on a CPU of the same node.
+    fn give_up(&mut self, point: &PlannedPoint, node: Option<NodeId>, reason: &str) {
+        let reason = format!("the device hung at an earlier point: {reason}");
+        let lane = std::mem::replace(&mut self.lanes[point.cell.column], Err(reason));
+        let arena = match self.plan.arena {
+            ArenaPolicy::Core => self.own.take(),
+            ArenaPolicy::Node => {
+                let which = (point.block as usize + point.cell.row) % 2;
+                self.arenas.get_mut(&node).and_then(|pair| {
+                    let size = ByteSize(pair[which].buffer.len() as u64);
+                    let new = Arena::new(self.machine, size).ok()?;
+                    Some(std::mem::replace(&mut pair[which], new))
+                })
+            }
+        };
+        if let Ok(lane) = lane {
+            self.left.push((lane, arena));
         }
     }
 

@@ -324,7 +324,7 @@ words! {
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct MachineSpec {
-    /// Present CPUs; a multiple of `smt`, at most 65,536.
+    /// Present CPUs, at most 65,536; with the split layout a multiple of `smt`.
     pub cpus: Cpus,
     /// Threads per core.
     pub smt: u32,
@@ -695,7 +695,8 @@ impl Scenario {
         let machine = &self.machine;
         let ids = self.present_cpus();
         let smt = (machine.smt as usize).max(1);
-        let cores = (ids.len() / smt).max(1);
+        // The last core of an adjacent layout may have fewer threads.
+        let cores = ids.len().div_ceil(smt).max(1);
         let place = |(position, &id): (usize, &u32)| {
             let core = match machine.smt_layout {
                 SmtLayout::Adjacent => position / smt,
@@ -775,13 +776,15 @@ impl Scenario {
             return Err(at.problem("cpus", format!("{count} CPUs; must be 1 to {MAX_CPUS}")));
         }
         let smt = machine.smt as usize;
-        if smt == 0 || count % smt != 0 {
+        let divides = smt > 0 && count.is_multiple_of(smt);
+        if smt == 0 || (machine.smt_layout == SmtLayout::Split && !divides) {
             let why = format!("{smt} threads per core do not divide {count} CPUs");
             return Err(at.problem("smt", why));
         }
-        let (cores, nodes) = (count / smt, machine.numa_nodes);
-        if nodes == 0 || nodes as usize > cores {
-            let why = format!("{nodes} nodes; must be 1 to the number of cores, {cores}");
+        // More nodes than cores leave some without CPUs, as memory-only nodes are.
+        let nodes = machine.numa_nodes;
+        if nodes == 0 || nodes as usize > MAX_CPUS {
+            let why = format!("{nodes} nodes; must be 1 to {MAX_CPUS}");
             return Err(at.problem("numa_nodes", why));
         }
         if machine.devices == 0 || machine.devices > MAX_DEVICES {
@@ -1300,9 +1303,9 @@ mod tests {
             2 | machine.cpus: '0-999999': entry 1: more than 65536 | [machine]/cpus = "0-999999"
             2 | machine.cpus: 0 CPUs | [machine]/cpus = 0
             2 | machine.cpus: 65537 CPUs | [machine]/cpus = 65537
-            2 | machine.smt | [machine]/smt = 3
+            2 | machine.smt | [machine]/smt = 3/smt_layout = "split"
             2 | machine.smt | [machine]/smt = 0
-            4 | machine.numa_nodes: 3 nodes | [machine]/cpus = 4/smt = 2/numa_nodes = 3
+            4 | machine.numa_nodes: 65537 nodes | [machine]/cpus = 4/smt = 2/numa_nodes = 65537
             2 | machine.numa_nodes | [machine]/numa_nodes = 0
             2 | machine.devices | [machine]/devices = 0
             2 | machine.devices | [machine]/devices = 1025
@@ -1485,5 +1488,17 @@ mod tests {
         // node = core · 3 ÷ 10, rounded down.
         let nodes: Vec<u32> = scenario.cpu_places().iter().map(|place| place.node.0).collect();
         assert_eq!(nodes, [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]);
+    }
+
+    #[test]
+    fn small_machines_need_not_fill_the_default_shape() {
+        // The defaults are 8 nodes and 2 threads per core.
+        let nodes = |text: &str| -> Vec<(u32, u32)> {
+            let places = parse(text).cpu_places();
+            places.iter().map(|place| (place.core, place.node.0)).collect()
+        };
+        assert_eq!(nodes("[machine]\ncpus = 1"), [(0, 0)]);
+        assert_eq!(nodes("[machine]\ncpus = 3"), [(0, 0), (0, 0), (1, 4)]);
+        assert_eq!(nodes("[machine]\ncpus = 4"), [(0, 0), (0, 0), (1, 4), (1, 4)]);
     }
 }
