@@ -80,6 +80,13 @@ impl Pending {
         Ok(())
     }
 
+    /// Notes that work on this stream may still use the memory.
+    pub(crate) fn leave(&self, stream: &Arc<StreamInner>, access: Access) {
+        let mut entries = self.entries();
+        entries.push((Arc::clone(stream), access));
+        self.count.store(entries.len(), Ordering::Release);
+    }
+
     /// One transfer on this stream ended and the stream is idle.
     pub(crate) fn end(&self, stream: &Arc<StreamInner>) {
         let mut entries = self.entries();

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 
 mod ascend_cli;
+mod ascend_pairs;
 mod bad_input;
 mod commands;
 mod env;

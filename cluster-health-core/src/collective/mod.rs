@@ -29,12 +29,14 @@ use crate::id::CpuId;
 use crate::rank::RankGroup;
 use crate::stream::Stream;
 
+mod ascend;
 mod copy;
 mod host;
 mod types;
 
 pub use types::{DataType, ReduceOp};
 
+use ascend::AscendCollectives;
 use host::HostCollectives;
 
 /// This rank's end of a group's collectives.
@@ -44,47 +46,94 @@ use host::HostCollectives;
 #[derive(Debug)]
 pub struct Communicator<'g> {
     device: Device,
-    host: HostCollectives<'g>,
+    ranks: Ranks<'g>,
+}
+
+#[derive(Debug)]
+enum Ranks<'g> {
+    Host(HostCollectives<'g>),
+    Ascend(AscendCollectives<'g>),
 }
 
 impl<'g> Communicator<'g> {
     /// Joins the collectives of `group` with memory of `device`; all ranks call it together.
     ///
+    /// On Ascend every rank needs a device of its own; HCCL is opened here, and its set-up ends
+    /// after `HCCL_CONNECT_TIMEOUT` (120 s at least) when a rank does not come to it.
+    ///
     /// # Errors
-    /// When a rank is missing or on another host (host backend), or when the backend has no
-    /// collectives.
+    /// When a rank is missing or on another host (host backend), when HCCL cannot be opened or
+    /// fails on any rank, or when the backend has no collectives.
     pub fn new(group: &'g RankGroup, device: &Device) -> Result<Self> {
         device.require_available()?;
-        if device.driver().kind() != BackendKind::Host {
-            return Err(Error::Unavailable {
-                what: format!("collectives of the {} backend", device.driver().kind()),
-                message: "only the host backend has them".to_owned(),
-            });
+        let ranks = match device.driver().kind() {
+            BackendKind::Host => Ranks::Host(HostCollectives::new(group)?),
+            BackendKind::Ascend => Ranks::Ascend(AscendCollectives::new(group, device)?),
+            BackendKind::Synthetic => {
+                return Err(Error::Unavailable {
+                    what: "collectives of the synthetic backend".to_owned(),
+                    message: "it moves no data".to_owned(),
+                });
+            }
+        };
+        Ok(Self { device: device.clone(), ranks })
+    }
+
+    /// Around an existing communicator of HCCL, for example a framework's; it is borrowed, never
+    /// destroyed. The timeout is 30 s at first.
+    ///
+    /// # Errors
+    /// When the device is not one of the Ascend backend, HCCL cannot be opened, or the
+    /// communicator does not tell its rank.
+    ///
+    /// # Safety
+    /// * `comm` is an `HcclComm` of this device and of the HCCL that this process has loaded, and
+    ///   outlives the result.
+    /// * Nothing else uses it during a call.
+    #[allow(unsafe_code, reason = "takes a raw handle")]
+    pub unsafe fn from_raw_hccl(device: &Device, comm: *mut std::ffi::c_void) -> Result<Self> {
+        if device.driver().kind() != BackendKind::Ascend {
+            return Err(Error::invalid("device", "is not one of the Ascend backend"));
         }
-        Ok(Self { device: device.clone(), host: HostCollectives::new(group)? })
+        // SAFETY:
+        // * Forwarded to the caller.
+        let ascend = unsafe { AscendCollectives::from_raw(device, comm)? };
+        Ok(Self { device: device.clone(), ranks: Ranks::Ascend(ascend) })
     }
 
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
-        self.host.group().rank()
+        match &self.ranks {
+            Ranks::Host(host) => host.group().rank(),
+            Ranks::Ascend(ascend) => ascend.rank(),
+        }
     }
 
     /// Number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
-        self.host.group().size()
+        match &self.ranks {
+            Ranks::Host(host) => host.group().size(),
+            Ranks::Ascend(ascend) => ascend.size(),
+        }
     }
 
     /// Bound of every wait for another rank.
     pub fn set_timeout(&mut self, timeout: Duration) {
-        self.host.set_timeout(timeout);
+        match &mut self.ranks {
+            Ranks::Host(host) => host.set_timeout(timeout),
+            Ranks::Ascend(ascend) => ascend.set_timeout(timeout),
+        }
     }
 
     /// Tells the other ranks on which CPU this one runs: ranks that share a CPU give it away while
     /// they wait instead of spinning. Found out by itself where this is not called, after a wait.
+    /// HCCL has no use for it.
     pub fn note_cpu(&self, cpu: CpuId) {
-        self.host.note_cpu(cpu);
+        if let Ranks::Host(host) = &self.ranks {
+            host.note_cpu(cpu);
+        }
     }
 
     fn check(&self, buffers: &[&DeviceBuffer], stream: &Stream) -> Result<()> {
@@ -121,7 +170,12 @@ impl<'g> Communicator<'g> {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&[send, receive], stream)?;
-        self.host.all_gather(Some(send), receive, count, data_type)
+        match &mut self.ranks {
+            Ranks::Host(host) => host.all_gather(Some(send), receive, count, data_type),
+            Ranks::Ascend(ascend) => {
+                ascend.all_gather(Some(send), receive, count, data_type, stream)
+            }
+        }
     }
 
     /// [`all_gather`](Self::all_gather) in place: this rank's elements stand at `rank × count` of
@@ -137,7 +191,10 @@ impl<'g> Communicator<'g> {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&[buffer], stream)?;
-        self.host.all_gather(None, buffer, count, data_type)
+        match &mut self.ranks {
+            Ranks::Host(host) => host.all_gather(None, buffer, count, data_type),
+            Ranks::Ascend(ascend) => ascend.all_gather(None, buffer, count, data_type, stream),
+        }
     }
 
     /// Every rank gets the combination of all ranks' `count` elements; ranks are combined in
@@ -155,7 +212,12 @@ impl<'g> Communicator<'g> {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&[send, receive], stream)?;
-        self.host.all_reduce(Some(send), receive, count, data_type, op)
+        match &mut self.ranks {
+            Ranks::Host(host) => host.all_reduce(Some(send), receive, count, data_type, op),
+            Ranks::Ascend(ascend) => {
+                ascend.all_reduce(Some(send), receive, count, data_type, op, stream)
+            }
+        }
     }
 
     /// [`all_reduce`](Self::all_reduce) in place.
@@ -171,7 +233,10 @@ impl<'g> Communicator<'g> {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&[buffer], stream)?;
-        self.host.all_reduce(None, buffer, count, data_type, op)
+        match &mut self.ranks {
+            Ranks::Host(host) => host.all_reduce(None, buffer, count, data_type, op),
+            Ranks::Ascend(ascend) => ascend.all_reduce(None, buffer, count, data_type, op, stream),
+        }
     }
 
     /// Rank r gets the combination of the r-th `count` elements of all ranks: `send` holds
@@ -189,7 +254,12 @@ impl<'g> Communicator<'g> {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&[send, receive], stream)?;
-        self.host.reduce_scatter(send, receive, count, data_type, op)
+        match &mut self.ranks {
+            Ranks::Host(host) => host.reduce_scatter(send, receive, count, data_type, op),
+            Ranks::Ascend(ascend) => {
+                ascend.reduce_scatter(send, receive, count, data_type, op, stream)
+            }
+        }
     }
 
     /// Every rank's `buffer` gets the `count` elements of `root`'s.
@@ -205,7 +275,10 @@ impl<'g> Communicator<'g> {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&[buffer], stream)?;
-        self.host.broadcast(buffer, count, data_type, root)
+        match &mut self.ranks {
+            Ranks::Host(host) => host.broadcast(buffer, count, data_type, root),
+            Ranks::Ascend(ascend) => ascend.broadcast(buffer, count, data_type, root, stream),
+        }
     }
 
     /// Rank r gets the r-th `count` elements of every rank, in rank order; both buffers hold
@@ -222,7 +295,10 @@ impl<'g> Communicator<'g> {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&[send, receive], stream)?;
-        self.host.all_to_all(send, receive, count, data_type)
+        match &mut self.ranks {
+            Ranks::Host(host) => host.all_to_all(send, receive, count, data_type),
+            Ranks::Ascend(ascend) => ascend.all_to_all(send, receive, count, data_type, stream),
+        }
     }
 
     /// Sends `count` elements to rank `to`, which calls [`receive`](Self::receive); returns when
@@ -239,7 +315,10 @@ impl<'g> Communicator<'g> {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&[buffer], stream)?;
-        self.host.send(buffer, count, data_type, to)
+        match &mut self.ranks {
+            Ranks::Host(host) => host.send(buffer, count, data_type, to),
+            Ranks::Ascend(ascend) => ascend.send(buffer, count, data_type, to, stream),
+        }
     }
 
     /// Receives `count` elements from rank `from`, which calls [`send`](Self::send).
@@ -255,7 +334,10 @@ impl<'g> Communicator<'g> {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&[buffer], stream)?;
-        self.host.receive(buffer, count, data_type, from)
+        match &mut self.ranks {
+            Ranks::Host(host) => host.receive(buffer, count, data_type, from),
+            Ranks::Ascend(ascend) => ascend.receive(buffer, count, data_type, from, stream),
+        }
     }
 
     /// Returns when all ranks have called it.
@@ -263,6 +345,9 @@ impl<'g> Communicator<'g> {
     /// # Errors
     /// When a rank is missing; its number is named.
     pub fn barrier(&mut self) -> Result<()> {
-        self.host.barrier()
+        match &mut self.ranks {
+            Ranks::Host(host) => host.barrier(),
+            Ranks::Ascend(ascend) => ascend.barrier(),
+        }
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct Runtime {
 }
 
 /// A function that this release of the toolkit lacks.
-pub(super) fn missing(symbol: MissingSymbol) -> Error {
+pub(crate) fn missing(symbol: MissingSymbol) -> Error {
     Error::Unavailable { what: symbol.name.to_owned(), message: symbol.to_string() }
 }
 
@@ -315,7 +315,7 @@ impl Runtime {
         }))
     }
 
-    fn recent_message(self) -> Option<String> {
+    pub(super) fn recent_message(self) -> Option<String> {
         let get = function!(self.acl, aclGetRecentErrMsg).ok()?;
         // SAFETY:
         // * The call has no preconditions.
@@ -334,7 +334,7 @@ fn note(user: i32) {
 
 /// # Safety
 /// `text` is null or a string ended by a zero that lives during the call.
-pub(super) unsafe fn text_of(text: *const c_char) -> Option<String> {
+pub(crate) unsafe fn text_of(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }

@@ -12,7 +12,8 @@ use std::time::Duration;
 use ascend_sys::status::acl as codes;
 use ascend_sys::{acl as abi, function};
 
-use self::acl::{Runtime, missing, not_started};
+use self::acl::{Runtime, not_started};
+pub(crate) use self::acl::{missing, text_of};
 use crate::activity::DeviceActivity;
 use crate::backend::host::{alloc_host, free_host, monotonic_ns};
 use crate::backend::{
@@ -156,6 +157,49 @@ impl AscendDriver {
         }
         Ok(())
     }
+}
+
+/// What collectives need of a device beside the driver.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceContext {
+    runtime: Runtime,
+    user: i32,
+    id: DeviceId,
+}
+
+impl DeviceContext {
+    pub(crate) fn new(info: &DeviceInfo) -> Result<Self> {
+        let user = i32::try_from(info.runtime_id)
+            .map_err(|_| Error::invalid("device", "the runtime has no number for it"))?;
+        Ok(Self { runtime: Runtime::start()?, user, id: info.id })
+    }
+
+    /// Makes the device current on this thread, whatever others did meanwhile.
+    pub(crate) fn enter(&self) -> Result<()> {
+        self.runtime.enter(self.user, self.id)
+    }
+
+    /// As [`enter`](Self::enter), for calls that are timed.
+    #[inline]
+    pub(crate) fn enter_again(&self) -> Result<()> {
+        self.runtime.enter_again(self.user, self.id)
+    }
+
+    /// The runtime's words about this thread's latest failure.
+    pub(crate) fn recent_message(&self) -> Option<String> {
+        self.runtime.recent_message()
+    }
+}
+
+/// The runtime's own handle of a stream.
+///
+/// # Safety
+/// The stream is from an [`AscendDriver`] and alive.
+#[inline]
+pub(crate) unsafe fn stream_of(stream: RawStream) -> *mut c_void {
+    // SAFETY:
+    // * Forwarded to the caller.
+    unsafe { Handle::of(stream.0) }.address
 }
 
 /// Rows of bytes in device memory and where they are gathered.

@@ -50,10 +50,15 @@ const END: u32 = 7;
 /// # Errors
 /// Why not.
 pub(super) fn ready(machine: &Machine) -> Result<()> {
-    if machine.backend() == BackendKind::Host {
-        return Ok(());
+    match machine.backend() {
+        BackendKind::Host => Ok(()),
+        // HCCL takes one rank per device.
+        BackendKind::Ascend if machine.devices().len() >= 2 => Ok(()),
+        BackendKind::Ascend => {
+            Err(Error::output("the pair sweep", "the ascend backend needs two devices"))
+        }
+        kind => Err(Error::output("the pair sweep", format!("the {kind} backend has no ranks"))),
     }
-    Err(Error::output("the pair sweep", format!("the {} backend has no ranks", machine.backend())))
 }
 
 /// One of the two ranks.

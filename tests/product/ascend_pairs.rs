@@ -1,0 +1,95 @@
+//! The pair sweep of the Ascend backend, on the simulator.
+
+use std::collections::BTreeSet;
+
+use crate::ranks::{assert_complete, assert_nothing_left, pair_points, two_cpus};
+use crate::support::{Place, Ran, json};
+
+#[path = "../ascend-sim/support.rs"]
+mod sim;
+
+const FOLDER: &str = "CLUSTER_HEALTH_ASCEND_LIB_DIR";
+
+const KIB: u64 = 1 << 10;
+
+/// The program on simulated devices, which this place holds the libraries of.
+fn run(place: &Place, line: &str, libraries: &[&str], variables: &[(&str, &str)]) -> Ran {
+    let folder = place.path("lib");
+    std::fs::create_dir(&folder).unwrap();
+    sim::install(&folder, libraries);
+    let mut command = place.command(line);
+    command.env(FOLDER, folder).envs(variables.iter().copied());
+    Ran::of(&mut command)
+}
+
+#[test]
+fn pairs_of_two_devices_are_measured_and_checked() {
+    let Some([a, b]) = two_cpus() else { return };
+    let place = Place::new();
+    let line = format!(
+        "core-pair --quiet --backend ascend --sizes 64KiB,8B --rank0-cpus {a} --rank1-cpus {b} \
+         --iters 5 --repeats 2 --device-pair 3,1 --out @out"
+    );
+    let libraries = ["libascendcl.so", "libhccl.so"];
+    let ran = run(&place, &line, &libraries, &[("ASCEND_SIM_DEVICES", "4")]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_nothing_left(&place);
+    let out = place.path("out");
+    assert_complete(&out, &[8, 64 * KIB], [&[a], &[b]], 2);
+    let points = pair_points(&out);
+    for point in &points {
+        point.assert_measured(5);
+        assert_eq!(point.device_pair, [3, 1]);
+    }
+    let run = json(&out.join("run.json"));
+    assert_eq!(run["environment"]["backend"], "ascend");
+}
+
+#[test]
+fn damaged_block_is_found() {
+    let Some([a, b]) = two_cpus() else { return };
+    let place = Place::new();
+    let line = format!(
+        "core-pair --quiet --backend ascend --sizes 8B --rank0-cpus {a} --rank1-cpus {b} --warmup 0 \
+         --iters 1 --repeats 1 --out @out"
+    );
+    // The first is that of the set-up.
+    let faults = [("ASCEND_SIM_FAULTS", "HcclAllGather:2+:corrupt")];
+    let ran = run(&place, &line, &["libascendcl.so", "libhccl.so"], &faults);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("data check"), "{ran:?}");
+    let points = pair_points(&place.path("out"));
+    let found: BTreeSet<_> = points.iter().map(|point| (&*point.status, &*point.check)).collect();
+    assert_eq!(found, BTreeSet::from([("failed", "mismatch")]));
+}
+
+#[test]
+fn failure_of_hccl_ends_the_run_with_its_words() {
+    let Some([a, b]) = two_cpus() else { return };
+    let sweep = format!(
+        "core-pair --quiet --json --backend ascend --sizes 8B --rank0-cpus {a} --rank1-cpus {b} \
+         --out @out"
+    );
+    let both = ["libascendcl.so", "libhccl.so"];
+    let place = Place::new();
+    let faults = [("ASCEND_SIM_FAULTS", "HcclAllGather:1:7")];
+    let ran = run(&place, &sweep, &both, &faults);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    let message = ran.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("HcclAllGather failed on device 0"), "{message}");
+    assert!(message.contains("code 7 (HCCL_E_UNAVAIL)"), "{message}");
+
+    let place = Place::new();
+    let ran = run(&place, &sweep, &["libascendcl.so"], &[]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("libhccl.so") && ran.stderr.contains("set_env.sh"), "{ran:?}");
+}
+
+#[test]
+fn both_ranks_on_one_device_are_refused() {
+    let place = Place::new();
+    let line = "core-pair --quiet --backend ascend --device-pair 0,0 --out @out";
+    let ran = run(&place, line, &["libascendcl.so", "libhccl.so"], &[]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("needs two devices"), "{ran:?}");
+}
