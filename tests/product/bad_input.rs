@@ -192,7 +192,12 @@ fn f21_a_machine_without_the_device_is_exit_2_and_a_status() {
     let place = Place::new();
     for command in ["all --out @out", "h2d --out @out", "plan", "affinity"] {
         let line = format!("{command} --backend ascend");
-        assert_refused(&place, &line, "unavailable", &["Ascend", "libascendcl.so", "libacl_rt.so", "set_env.sh"]);
+        assert_refused(
+            &place,
+            &line,
+            "unavailable",
+            &["Ascend", "libascendcl.so", "libacl_rt.so", "set_env.sh"],
+        );
     }
 }
 
