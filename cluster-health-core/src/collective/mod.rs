@@ -14,7 +14,8 @@
 //! Counts are elements; a size is what one rank contributes. On the host backend each rank writes
 //! its block straight into the others' memory, one copy per byte and receiver; blocks of up to 4 KiB
 //! travel inside the message that announces them. A call returns when this rank's memory holds the
-//! result; `stream` says where the work would be queued on an accelerator.
+//! result; on Ascend the work is queued on `stream`, which is then waited for. A failed operation
+//! leaves the communicator unusable.
 //!
 //! All ranks call the same operations in the same order with the same arguments. A rank that does
 //! not is found out and named.
@@ -197,8 +198,8 @@ impl<'g> Communicator<'g> {
         }
     }
 
-    /// Every rank gets the combination of all ranks' `count` elements; ranks are combined in
-    /// ascending order, so that all get the same bits.
+    /// Every rank gets the combination of all ranks' `count` elements; the host backend
+    /// combines ranks in ascending order, so that all get the same bits.
     ///
     /// # Errors
     /// As [`all_gather`](Self::all_gather).
