@@ -1,8 +1,5 @@
 //! The program with the Ascend backend, on the simulator.
 
-#[path = "../ascend-sim/support.rs"]
-mod simulator;
-
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -10,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::simulator;
 use crate::support::{Folder, MIB, Place, Ran, close};
 
 /// The folder with the libraries.

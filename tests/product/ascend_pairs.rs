@@ -3,10 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::ranks::{assert_complete, assert_nothing_left, pair_points, two_cpus};
+use crate::simulator;
 use crate::support::{Place, Ran, json};
-
-#[path = "../ascend-sim/support.rs"]
-mod sim;
 
 const FOLDER: &str = "CLUSTER_HEALTH_ASCEND_LIB_DIR";
 
@@ -16,7 +14,7 @@ const KIB: u64 = 1 << 10;
 fn run(place: &Place, line: &str, libraries: &[&str], variables: &[(&str, &str)]) -> Ran {
     let folder = place.path("lib");
     std::fs::create_dir(&folder).unwrap();
-    sim::install(&folder, libraries);
+    simulator::install(&folder, libraries);
     let mut command = place.command(line);
     command.env(FOLDER, folder).envs(variables.iter().copied());
     Ran::of(&mut command)

@@ -3,10 +3,8 @@
 use std::fs;
 use std::process::Command;
 
+use crate::simulator;
 use crate::support::{Place, QUIET, Ran, cluster_health, json};
-
-#[path = "../ascend-sim/support.rs"]
-mod simulator;
 
 /// No process has this id.
 const NOBODY: i32 = 999_999_999;

@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 
+#[path = "../ascend-sim/support.rs"]
+mod simulator;
+
 mod ascend_cli;
 mod ascend_pairs;
 mod bad_input;
