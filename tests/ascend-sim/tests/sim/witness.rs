@@ -33,7 +33,8 @@ fn headers() -> Result<PathBuf, String> {
     if let Some(folder) = env::var_os("TORCH_NPU_INCLUDE") {
         return Ok(folder.into());
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(WHEEL.replace("==", "-"));
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join("witness").join(WHEEL.replace("==", "-"));
     let include = folder.join("torch_npu/include");
     if !include.join("third_party/hccl/inc/hccl/hccl.h").exists() {
         if !["CI", "CLUSTER_HEALTH_ABI_DOWNLOAD"].iter().any(|name| env::var_os(name).is_some()) {
