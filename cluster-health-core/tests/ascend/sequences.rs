@@ -209,14 +209,14 @@ impl World {
                 }
                 // Its stream may have been dropped, and is then waited for by nobody: the device
                 // reaches the event a little later.
-                let began = std::time::Instant::now();
+                let began = Instant::now();
                 loop {
                     match self.events[event].nanoseconds_since(&self.events[event]) {
                         Ok(time) => return Seen::Same(time == 0.0),
                         Err(error) if error.kind() != "backend" || began.elapsed() > BOUND / 10 => {
                             return Seen::Done(Err(error.kind()));
                         }
-                        Err(_) => std::thread::sleep(std::time::Duration::from_micros(100)),
+                        Err(_) => std::thread::sleep(Duration::from_micros(100)),
                     }
                 }
             }
