@@ -14,9 +14,9 @@
 //! One machine in ten is measured the old way: sequentially, without warm-up, in one block, with
 //! artefacts only.
 //!
-//! A fault covers at most a third of its axis, its axis has at least four members, and no row or
-//! column that is not wholly part of one is affected in more than 40 % of its cells: beyond that
-//! "the rest" is a matter of taste.
+//! A fault covers at most a third of its axis, its axis has at least four members, no row or column
+//! that is not wholly part of one is affected in more than 40 % of its cells, and a slow cell is
+//! not in line with a slow block: beyond that "the rest" and the kind are matters of taste.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -126,7 +126,7 @@ impl Case {
     }
 }
 
-/// Random numbers that are the same in every version (`SplitMix64`), so that a seed names a machine.
+/// Random numbers that are the same in every version (`SplitMix64`): a seed names a machine.
 pub(crate) struct Draw(u64);
 
 impl Draw {
@@ -399,6 +399,10 @@ fn plant_faults(draw: &mut Draw, case: &mut Case) {
         vec!["slow_device", "slow_core", "slow_block", "slow_cell", "numa_effect"]
     };
     draw.shuffle(&mut kinds);
+    if case.sweep.is_pair() && draw.chance(0.3) {
+        // Few axes have siblings: where there are some, they are not to be rare.
+        kinds.sort_by_key(|kind| *kind != "smt_sibling");
+    }
     for kind in kinds {
         if case.planted.len() == count {
             break;
@@ -443,6 +447,36 @@ fn fits(case: &Case, site: &Site) -> bool {
         |planted: &Planted| planted.cells.iter().zip(&site.planted.cells).any(|(a, b)| *a && *b);
     if case.planted.iter().any(overlaps) {
         return false;
+    }
+    // A cell in line with a block is a part of it to anybody who sees the two equally slow.
+    let is_rectangle = |planted: &Planted| matches!(planted.kinds[0], "slow_block" | "slow_cell");
+    if is_rectangle(&site.planted) {
+        let touches = |cells: &[bool], line: &dyn Fn(usize) -> usize, at: usize| {
+            (0..n * m).any(|other| cells[other] && line(other) == line(at))
+        };
+        let in_line = |planted: &&Planted| {
+            (0..n * m).filter(|at| site.planted.cells[*at]).any(|at| {
+                touches(&planted.cells, &|at| at / m, at)
+                    || touches(&planted.cells, &|at| at % m, at)
+            })
+        };
+        if case
+            .planted
+            .iter()
+            .filter(|planted| is_rectangle(planted))
+            .any(|planted| in_line(&planted))
+        {
+            return false;
+        }
+        // All pairs on one CPU, or on one core, are kinds of their own.
+        for kind in ["same_core", "smt_sibling"] {
+            let related = case.related(kind);
+            let mut cells =
+                related.iter().zip(&site.planted.cells).filter(|(related, _)| **related);
+            if related.contains(&true) && cells.all(|(_, member)| *member) {
+                return false;
+            }
+        }
     }
     let all = || case.planted.iter().chain(std::iter::once(&site.planted));
     let affected =

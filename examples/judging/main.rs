@@ -9,6 +9,7 @@
 //!   --jobs J            threads (all CPUs)
 //!   --print-failures    one line per machine that is not all right
 //!   --only SEED         one machine: its scenario, the truth and the findings
+//!   --keep DIR          with --only: its result folder is left in DIR
 //! ```
 //!
 //! Exit code 1 when a goal is missed, 2 for bad options.
@@ -17,6 +18,7 @@
 #[path = "mod.rs"]
 mod judging;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -31,6 +33,7 @@ struct Options {
     jobs: usize,
     print_failures: bool,
     only: Option<u64>,
+    keep: Option<PathBuf>,
 }
 
 fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
@@ -41,6 +44,7 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
         jobs: std::thread::available_parallelism().map_or(1, usize::from),
         print_failures: false,
         only: None,
+        keep: None,
     };
     while let Some(word) = words.next() {
         if word == "--print-failures" {
@@ -53,6 +57,7 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
             "--seed" => options.seed = value.parse()?,
             "--jobs" => options.jobs = value.parse()?,
             "--only" => options.only = Some(value.parse()?),
+            "--keep" => options.keep = Some(value.into()),
             "--sweep" => {
                 options.sweep = match value.as_str() {
                     "h2d" => Some(Sweep::H2d),
@@ -75,7 +80,8 @@ fn show(judged: &Judged) -> Result<()> {
     println!("# rows {:?}\n# columns {:?}", judged.case.rows, judged.case.columns);
     for (planted, truth) in judged.case.planted.iter().zip(&judged.truths) {
         println!(
-            "# planted {}: {} cells, nodes {:?}, {}; ratio {:.4} (crude {:.4}), weakest member {:.4}, standard error {:.4}, of one member {:.4}: {}",
+            "# planted {}: {} cells, nodes {:?}, {}; ratio {:.4} (crude {:.4}), \
+             weakest member {:.4}, standard error {:.4}, of one member {:.4}: {}",
             planted.kinds.join(" or "),
             planted.cells.iter().filter(|cell| **cell).count(),
             planted.nodes,
@@ -96,6 +102,9 @@ fn run(options: &Options) -> Result<bool> {
     if let Some(seed) = options.only {
         let judged = one(seed, options.sweep)?;
         show(&judged)?;
+        if let Some(dir) = &options.keep {
+            judging::judge::measure(&judged.case, dir)?;
+        }
         println!("{}", if judged.outcome.is_right() { "right" } else { "wrong" });
         return Ok(judged.outcome.is_right());
     }

@@ -408,7 +408,8 @@ impl Summary {
         {
             if share.of > 0 && share.value() > FALSE_MACHINES {
                 missed.push(format!(
-                    "machines without fault, {what}, with a structural finding: {share}, wanted at most {FALSE_MACHINES}"
+                    "machines without fault, {what}, with a structural finding: {share}, \
+                     wanted at most {FALSE_MACHINES}"
                 ));
             }
         }
