@@ -251,6 +251,9 @@ impl Share {
 
 impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.of == 0 {
+            return f.pad("-");
+        }
         let text = format!("{:.4} ({}/{})", self.value(), self.hits, self.of);
         f.pad(&text)
     }
