@@ -60,8 +60,8 @@ pub(crate) fn judge(case: &Case) -> Result<Diagnosis> {
 }
 
 /// The diagnosis as JSON: the one call into the judging.
-fn diagnose(_dir: &Path) -> Result<serde_json::Value> {
-    Ok(serde_json::json!({"verdict": "inconclusive", "findings": []}))
+fn diagnose(dir: &Path) -> Result<serde_json::Value> {
+    Ok(serde_json::to_value(cluster_health_matrix::analysis::diagnose_folder(dir)?)?)
 }
 
 /// Appends every sample to the log.
