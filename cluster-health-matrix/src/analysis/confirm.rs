@@ -34,7 +34,7 @@ pub(crate) fn rounds(
         return Vec::new();
     }
     let shape = table.shape();
-    let lines: [Vec<Vec<usize>>; 2] = [0, 1].map(|axis| tested_lines(suspects, axis, random));
+    let lines: [Vec<Vec<usize>>; 2] = [0, 1].map(|axis| tested_lines(suspects, axis));
     let suspected: [BTreeSet<usize>; 2] = [0, 1].map(|axis| all_lines(suspects, axis));
     let controls: [Vec<usize>; 2] = [0, 1].map(|axis| {
         let mut free: Vec<usize> =
@@ -90,19 +90,22 @@ pub(crate) fn rounds(
 }
 
 /// Groups of suspected lines of an axis: each line alone, nodes together.
-fn tested_lines(suspects: &[Suspect], axis: usize, random: &mut Random) -> Vec<Vec<usize>> {
-    let mut single = Vec::new();
+fn tested_lines(suspects: &[Suspect], axis: usize) -> Vec<Vec<usize>> {
+    let mut single: Vec<(f64, Vec<usize>)> = Vec::new();
     let mut groups = Vec::new();
     for suspect in suspects {
         if let Shape::Lines { axis: own, members, node } = &suspect.shape
             && *own == axis
         {
-            if node.is_some() { &mut groups } else { &mut single }.push(members.clone());
+            if node.is_some() {
+                groups.push(members.clone());
+            } else {
+                single.push((suspect.effect, members.clone()));
+            }
         }
     }
-    random.shuffle(&mut single);
-    single.truncate(MOST_LINES);
-    groups.append(&mut single);
+    single.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+    groups.extend(single.into_iter().take(MOST_LINES).map(|(_, members)| members));
     groups
 }
 
@@ -273,9 +276,13 @@ impl SizeView<'_> {
         let mut controls: Vec<f64> = Vec::new();
         let mut units = 0_usize;
         for visit in points.chunk_by(|a, b| a.visit == b.visit) {
+            // A rectangle is judged by all its cells; a line without the rectangles in it.
             let usable: Vec<&Point> = visit
                 .iter()
-                .filter(|point| !self.is_suspect(shape, point.row, point.col))
+                .filter(|point| {
+                    let is_block = matches!(shape, Shape::Block { .. });
+                    is_block && inside(point) || !self.is_suspect(shape, point.row, point.col)
+                })
                 .collect();
             let others: Vec<f64> = usable
                 .iter()

@@ -57,9 +57,14 @@ pub(crate) fn confirmed(
                     Shape::Lines { node: Some(_), .. } => estimate.effect.abs(),
                     _ => estimate.effect,
                 };
-                signed > threshold(size) && estimate.seen.min(estimate.of) >= needed(estimate.of)
+                signed > threshold(size)
+                    && signed - 1.645 * estimate.noise > min_effect
+                    && estimate.seen >= needed(estimate.of)
             })
         };
+        if std::env::var_os("CH_DEBUG").is_some() {
+            eprintln!("test {:?} {:?} T {:?}", suspect.shape, by_size, (0..by_size.len()).map(threshold).collect::<Vec<_>>());
+        }
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
             unvisited.push(suspect.clone());
             continue;
@@ -118,7 +123,7 @@ fn threshold_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> f64
         Shape::Lines { axis, members, node } => {
             let levels = axis_levels(table, fit, *axis, min_effect);
             if node.is_some() {
-                min_effect.max(2.6 * levels.spread / (members.len() as f64 / 2.0).max(1.0).sqrt())
+                min_effect.max(2.8 * levels.spread / (members.len() as f64 / 2.0).max(1.0).sqrt())
             } else {
                 levels.threshold
             }

@@ -62,17 +62,23 @@ pub(crate) struct AxisLevels {
 const NODE_SHARE: f64 = 0.85;
 
 /// A healthy spread is not known from a few lines: so many lines of this spread are added to them.
-const PRIOR_LINES: f64 = 4.0;
+const PRIOR_LINES: f64 = 6.0;
 const PRIOR_SPREAD: f64 = 0.014;
-/// Standard deviations of the healthy spread that a line must leave.
-const SPREAD_Z: f64 = 2.6;
+/// Deviations beyond this are no healthy ones.
+const WIDEST_HEALTHY: f64 = 0.045;
 
-/// Standard deviation of healthy lines, from so many with this robust deviation, of which `se` is
-/// measuring noise.
-fn healthy_spread(sd: f64, se: f64, lines: usize) -> f64 {
-    let lines = lines as f64;
-    let own = (sd * sd - se * se).max(0.0);
-    ((lines * own + PRIOR_LINES * PRIOR_SPREAD * PRIOR_SPREAD) / (lines + PRIOR_LINES)).sqrt()
+/// Standard deviations of the healthy spread that a line must leave, as it is known from so many.
+fn spread_z(lines: usize) -> f64 {
+    2.6 + 3.0 / lines.max(1) as f64
+}
+
+/// Standard deviation of healthy lines, from their deviations, of which `se` is measuring noise.
+fn healthy_spread(deviations: &[f64], se: f64) -> f64 {
+    let healthy = || deviations.iter().filter(|deviation| deviation.abs() < WIDEST_HEALTHY);
+    let lines = healthy().count() as f64;
+    let square: f64 = healthy().map(|deviation| deviation * deviation).sum();
+    let own = (square - lines * se * se).max(0.0);
+    ((own + PRIOR_LINES * PRIOR_SPREAD * PRIOR_SPREAD) / (lines + PRIOR_LINES)).sqrt()
 }
 
 /// The levels of one axis.
@@ -123,8 +129,9 @@ pub(crate) fn axis_levels(table: &Table, fit: &Fit, axis: usize, min_effect: f64
         let center = quantile(&mut rest, if lines == 2 { 0.0 } else { half });
         level.iter_mut().for_each(|level| *level -= center);
         rest.iter_mut().for_each(|level| *level -= center);
-        spread = healthy_spread(robust_sd(&rest, 0.0), se, healthy);
-        threshold = min_effect.max(SPREAD_Z * spread * (1.0 + 1.0 / healthy as f64).sqrt());
+        spread = healthy_spread(&rest, se);
+        let uncertain = (1.0 + 1.0 / healthy as f64).sqrt();
+        threshold = min_effect.max(spread_z(healthy) * spread * uncertain);
     }
     AxisLevels { level, se, spread, threshold, healthy, nodes }
 }
@@ -167,10 +174,8 @@ fn node_effects(
             let own = median_of(members, level);
             let center = median_of(&others, level);
             let effect = own - center;
-            let spread = {
-                let values: Vec<f64> = others.iter().map(|&at| level[at]).collect();
-                healthy_spread(robust_sd(&values, center), se, others.len())
-            };
+            let deviations: Vec<f64> = others.iter().map(|&at| level[at] - center).collect();
+            let spread = healthy_spread(&deviations, se);
             let cores = |members: &[usize]| {
                 let ids = if axis == 0 { &table.row_cores } else { &table.col_cores };
                 let named: BTreeSet<u32> = members.iter().filter_map(|&at| ids[at]).collect();
@@ -178,7 +183,8 @@ fn node_effects(
             };
             let (own_cores, other_cores) = (cores(members), cores(&others));
             let uncertain = (1.0 / own_cores + 1.0 / other_cores).sqrt();
-            let threshold = min_effect.max(SPREAD_Z * spread * uncertain) - 1.5 * se * uncertain;
+            let threshold =
+                min_effect.max(spread_z(others.len()) * spread * uncertain) - 1.5 * se * uncertain;
             let beyond = members
                 .iter()
                 .filter(|&&at| (level[at] - center) * effect.signum() > effect.abs() / 2.0)
@@ -319,6 +325,13 @@ pub(crate) fn find(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<
             }
         }
     }
+    if std::env::var_os("CH_DEBUG").is_some() {
+        for suspect in &found { eprintln!("suspect {:?} {:.4}", suspect.shape, suspect.effect); }
+        for fit in fits.iter().flatten() {
+            eprintln!("fit point {:.4} visit {:.4} steps {:?}", fit.point_sd, fit.visit_sd, fit.steps);
+            for axis in [0,1] { let l = axis_levels(table, fit, axis, min_effect); eprintln!("axis {axis} se {:.4} spread {:.4} T {:.4} nodes {:?} levels {:?}", l.se, l.spread, l.threshold, l.nodes, l.level.iter().map(|l| (l*1000.0).round()).collect::<Vec<_>>()); }
+        }
+    }
     found
 }
 
@@ -358,7 +371,7 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
             let shape = Shape::Lines { axis, members, node: Some(*node) };
             found.push(Suspect { shape, effect: *effect });
         }
-        let least = (levels.threshold - 1.5 * levels.se).max(0.6 * levels.threshold);
+        let least = (levels.threshold - levels.se).max(0.8 * levels.threshold);
         let slow: Vec<usize> =
             (0..lines).filter(|&at| levels.level[at] > least).collect();
         found.extend(split_partial(axis, &slow, &levels, &rest, [rows, cols]));
