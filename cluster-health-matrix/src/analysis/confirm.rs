@@ -251,8 +251,12 @@ impl SizeView<'_> {
     /// The estimate for a shape; `None` when its cells or controls were not confirmed at this size.
     pub(crate) fn estimate(&self, shape: &Shape) -> Option<Estimate> {
         let first = self.table.blocks;
+        let confirms = || self.fit.which.iter().map(|&at| &self.table.obs[at as usize]).filter(|obs| obs.is_confirm());
+        // Where the whole machine became slower nothing settles, and all are as good as each other.
+        let all = 2 * confirms().filter(|obs| !obs.settled).count() > confirms().count();
         let points = self.points(|obs| {
-            (obs.is_confirm() && obs.settled).then(|| usize::from(obs.block.saturating_sub(first)))
+            (obs.is_confirm() && (all || obs.settled))
+                .then(|| usize::from(obs.block.saturating_sub(first)))
         });
         self.estimate_of(shape, &points)
     }

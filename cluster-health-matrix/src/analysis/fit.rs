@@ -186,6 +186,26 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
             }
         }
         fit.mu += center(&mut fit.col, |col| !by_col.of(col).is_empty());
+        for time in &mut fit.time {
+            *time = 0.0;
+        }
+        update(&fit, &mut rest);
+        let levels: Vec<f64> = bins
+            .iter()
+            .map(|bin| {
+                scratch.clear();
+                scratch.extend(bin.clone().map(|at| rest[at]));
+                let q = if is_pair { 0.5 } else { fast_quantile(cols).max(0.25) };
+                quantile(&mut scratch, q)
+            })
+            .collect();
+        for (bin, level) in bins.iter().zip(smooth(&levels)) {
+            for at in bin.clone() {
+                #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
+                let level = level as f32;
+                fit.time[at] = level;
+            }
+        }
         update(&fit, &mut rest);
         for (row, level) in fit.row.iter_mut().enumerate() {
             let members = by_row.of(row);
@@ -208,26 +228,6 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
             scratch.extend(members.iter().map(|&at| rest[at as usize]));
             if !scratch.is_empty() {
                 fit.class[class as usize] += middle(&mut scratch);
-            }
-        }
-        for time in &mut fit.time {
-            *time = 0.0;
-        }
-        update(&fit, &mut rest);
-        let levels: Vec<f64> = bins
-            .iter()
-            .map(|bin| {
-                scratch.clear();
-                scratch.extend(bin.clone().map(|at| rest[at]));
-                let q = if is_pair { 0.5 } else { fast_quantile(cols).max(0.25) };
-                quantile(&mut scratch, q)
-            })
-            .collect();
-        for (bin, level) in bins.iter().zip(smooth(&levels)) {
-            for at in bin.clone() {
-                #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
-                let level = level as f32;
-                fit.time[at] = level;
             }
         }
         if round + 2 < ROUNDS && !is_pair && cols > 1 {
@@ -308,28 +308,48 @@ fn bins(table: &Table, which: &[u32]) -> Vec<std::ops::Range<usize>> {
 /// Neighbours on each side that tell the level of the time between them.
 const NEAR: usize = 3;
 
-/// What time does to a series of levels: a slow trend, and where neighbours leave it together,
-/// their level. A value never takes part in its own.
+/// What time does to a series of levels: steps, a slow trend, and where neighbours leave both
+/// together, their level. A value never takes part in its own neighbourhood.
 fn smooth(levels: &[f64]) -> Vec<f64> {
     let count = levels.len();
+    let mut time = vec![0.0; count];
+    segments(levels, &mut time, MOST_SEGMENTS);
     if count < 2 * NEAR + 2 {
-        return vec![0.0; count];
+        return time;
     }
-    let trend = trend(levels);
-    let around: Vec<f64> = levels.iter().zip(&trend).map(|(level, trend)| level - trend).collect();
+    let flat: Vec<f64> = levels.iter().zip(&time).map(|(level, time)| level - time).collect();
+    let trend = trend(&flat);
+    let around: Vec<f64> = flat.iter().zip(&trend).map(|(level, trend)| level - trend).collect();
     let sd = robust_sd(&around, 0.0);
     // Of a median of six, with 3 of its standard errors.
     let least = 3.0 * 1.25 * sd / (2.0 * NEAR as f64).sqrt();
     let mut near = Vec::with_capacity(2 * NEAR);
-    (0..count)
-        .map(|at| {
-            let from = at.saturating_sub(NEAR).min(count - 2 * NEAR - 1);
-            near.clear();
-            near.extend((from..=from + 2 * NEAR).filter(|other| *other != at).map(|at| around[at]));
-            let level = middle(&mut near);
-            trend[at] + if level.abs() > least { level } else { 0.0 }
-        })
-        .collect()
+    for at in 0..count {
+        let from = at.saturating_sub(NEAR).min(count - 2 * NEAR - 1);
+        near.clear();
+        near.extend((from..=from + 2 * NEAR).filter(|other| *other != at).map(|at| around[at]));
+        let level = middle(&mut near);
+        time[at] += trend[at] + if level.abs() > least { level } else { 0.0 };
+    }
+    time
+}
+
+/// Steps that a series is cut at, at most.
+const MOST_SEGMENTS: usize = 4;
+
+/// Adds to `time` the level of each stretch between the steps of a series.
+fn segments(levels: &[f64], time: &mut [f64], most: usize) {
+    match step(levels, 3).filter(|_| most > 0) {
+        Some((at, _)) => {
+            let (before, after) = time.split_at_mut(at);
+            segments(&levels[..at], before, most - 1);
+            segments(&levels[at..], after, most - 1);
+        }
+        None => {
+            let level = middle(&mut levels.to_vec());
+            time.iter_mut().for_each(|time| *time += level);
+        }
+    }
 }
 
 /// Running median over a tenth of the series, at least 15 values.
@@ -372,17 +392,18 @@ fn device_steps(
     for col in 0..cols {
         let members = by_col.of(col);
         let values: Vec<f64> = members.iter().map(|&at| rest[at as usize]).collect();
-        if let Some((at, delta)) = step(&values) {
+        if let Some((at, delta)) = step(&values, 4) {
             steps.push(DeviceStep { col, seq: seq(members[at]), delta });
         }
     }
     steps
 }
 
-/// The most significant change of level of a series: where it begins and by how much.
-pub(crate) fn step(values: &[f64]) -> Option<(usize, f64)> {
+/// The most significant change of level of a series between stretches of at least `shortest`
+/// values: where it begins and by how much.
+pub(crate) fn step(values: &[f64], shortest: usize) -> Option<(usize, f64)> {
     let count = values.len();
-    if count < 8 {
+    if count < 2 * shortest {
         return None;
     }
     // From differences of neighbours, which a step hardly touches.
@@ -396,7 +417,7 @@ pub(crate) fn step(values: &[f64]) -> Option<(usize, f64)> {
     let mut best = (0.0, 0);
     for at in 1..count {
         before += clip(values[at - 1]);
-        if at < 4 || count - at < 4 {
+        if at < shortest || count - at < shortest {
             continue;
         }
         let (left, right) = (at as f64, (count - at) as f64);

@@ -481,8 +481,8 @@ pub(crate) fn normal_tail(z: f64) -> f64 {
 
 /// Most rectangles and cells that a table's confirmation looks at.
 const MOST_RECTANGLES: usize = 48;
-/// Standard errors that a rectangle's mean must have.
-const RECTANGLE_Z: f64 = 6.0;
+/// What the evidence for a rectangle must be above that of the best of all its size.
+const MARGIN: f64 = 7.0;
 /// And those of a single cell, which is one of many.
 const CELL_Z: f64 = 4.0;
 
@@ -516,7 +516,8 @@ fn rectangles(
                 };
                 let cells = (lines.len() * across.len()) as f64;
                 let z = effect * cells.sqrt() / rest.se;
-                if z > RECTANGLE_Z && best.as_ref().is_none_or(|best| z > best.0) {
+                let choices = ln_choose(rows, lines.len()) + ln_choose(cols, across.len());
+                if z * z / 2.0 > choices + MARGIN && best.as_ref().is_none_or(|best| z > best.0) {
                     best = Some((z, lines, across, effect));
                 }
             }
@@ -539,6 +540,11 @@ fn rectangles(
         found.push(Suspect { shape, effect });
     }
     found
+}
+
+/// Logarithm of the number of ways to choose `few` of `all`.
+fn ln_choose(all: usize, few: usize) -> f64 {
+    (0..few.min(all)).map(|at| ((all - at) as f64 / (at + 1) as f64).ln()).sum()
 }
 
 /// Lines of `axis` that have too many slow cells for chance, the most suspicious first.
