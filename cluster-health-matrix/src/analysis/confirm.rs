@@ -279,6 +279,7 @@ impl SizeView<'_> {
         let mut members: Vec<(usize, f64)> = Vec::new();
         let mut controls: Vec<f64> = Vec::new();
         let mut units = 0_usize;
+        let mut control_lines = BTreeSet::new();
         for visit in points.chunk_by(|a, b| a.visit == b.visit) {
             // A rectangle is judged by all its cells; a line without the rectangles in it.
             let usable: Vec<&Point> = visit
@@ -293,6 +294,12 @@ impl SizeView<'_> {
                 .filter(|point| !inside(point))
                 .map(|point| point.level - point.time - row_level(point))
                 .collect();
+            for point in usable.iter().filter(|point| !inside(point)) {
+                control_lines.insert(match shape {
+                    Shape::Lines { axis: 0, .. } => point.row,
+                    _ => point.col,
+                });
+            }
             // Points of one visit share its level, which cancels against the others of it.
             let level = if by_visit && others.len() >= 3 { middle(&mut others.clone()) } else { 0.0 };
             if by_visit {
@@ -342,7 +349,7 @@ impl SizeView<'_> {
                 (!values.is_empty()).then(|| middle(&mut values))
             })
             .collect();
-        self.combine(shape, per_round, (sd, units, controls.len()))
+        self.combine(shape, per_round, (sd, units, controls.len()), control_lines.len())
     }
 
     fn combine(
@@ -350,6 +357,7 @@ impl SizeView<'_> {
         shape: &Shape,
         mut rounds: Vec<f64>,
         (sd, units, controls): (f64, usize, usize),
+        lines: usize,
     ) -> Option<Estimate> {
         let (table, fit) = (self.table, self.fit);
         let of = rounds.len();
@@ -377,31 +385,36 @@ impl SizeView<'_> {
             + (1.25 * sd).powi(2) / controls as f64)
             .sqrt()
             .max(1e-6);
-        let rest = match shape {
+        let blocks = f64::from(table.blocks.max(1));
+        let [all_rows, all_cols] = table.shape();
+        // Levels of rows and columns come from the blocks and have errors of their own.
+        let row_variance = (1.5 * fit.point_sd).powi(2) / (blocks * all_cols as f64);
+        let col_variance = (1.5 * fit.point_sd).powi(2) / (blocks * all_rows as f64);
+        let lines = lines.max(1) as f64;
+        let variance = match shape {
             Shape::Lines { axis, members, node } => {
                 let levels = axis_levels(table, fit, *axis, self.min_effect);
-                let mut variance = levels.spread.powi(2) / levels.healthy as f64
-                    + levels.se.powi(2) / controls as f64;
+                let mut variance =
+                    levels.spread.powi(2) / levels.healthy as f64 + levels.se.powi(2) / lines;
                 if node.is_some() {
                     variance += levels.spread.powi(2) / members.len() as f64;
                 }
-                variance.sqrt()
+                if *axis == 1 {
+                    variance += col_variance / lines;
+                }
+                variance
             }
-            // Rows and columns of a cell are known from the blocks.
             Shape::Block { rows, cols } => {
-                let blocks = f64::from(table.blocks.max(1));
-                let [all_rows, all_cols] = table.shape();
-                let variance = fit.point_sd.powi(2)
-                    * (1.0 / (blocks * all_rows as f64 * cols.len() as f64)
-                        + if table.sweep.is_pair() {
-                            1.0 / (blocks * all_cols as f64 * rows.len() as f64)
-                        } else {
-                            0.0
-                        });
-                1.5 * variance.sqrt()
+                let of_rows = if table.sweep.is_pair() {
+                    row_variance * (1.0 / rows.len() as f64)
+                } else {
+                    0.0
+                };
+                col_variance * (1.0 / cols.len() as f64 + 1.0 / lines) + of_rows
             }
-            Shape::Class(_) => fit.point_sd / (fit.which.len() as f64).sqrt(),
+            Shape::Class(_) => fit.point_sd.powi(2) / fit.which.len() as f64,
         };
+        let rest = variance.sqrt();
         Some(Estimate {
             effect,
             se: noise.hypot(rest),

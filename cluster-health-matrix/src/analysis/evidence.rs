@@ -6,7 +6,7 @@ use cluster_health_core::{Bandwidth, ByteSize};
 
 use super::finding::{Diagnosis, Effect, Finding, Kind};
 use super::table::Table;
-use super::{artefact, fits, judge, one_block, suspect};
+use super::{Fitted, artefact, judge, one_block, suspect};
 use crate::matrix::Axis;
 use crate::plan::{DEFAULT_MIN_EFFECT, Order};
 use crate::run::Manifest;
@@ -104,32 +104,31 @@ impl Evidence {
         for ((sweep, load), places) in &self.implausible {
             findings.push(implausible(*sweep, load, places));
         }
-        for table in self.tables.values_mut() {
-            table.arrange();
-        }
-        for table in self.tables.values() {
+        let missing = not_tested(&self.tables, manifest, expect);
+        for table in std::mem::take(&mut self.tables).into_values() {
             let (min_effect, order, declared) = settings(manifest, table.sweep);
-            let fits = fits(table);
+            let fitted = Fitted::new(table);
+            let Fitted { table, fits, .. } = &fitted;
             let randomised = order == Some(Order::Blocks);
-            if let Some(finding) = artefact::bimodal(table, &fits) {
+            if let Some(finding) = artefact::bimodal(table, fits) {
                 findings.push(finding);
             }
             if randomised {
-                let suspects = suspect::find(table, &fits, min_effect);
-                let (mut found, unvisited) = judge::confirmed(table, &fits, &suspects, min_effect);
+                let suspects = suspect::find(table, fits, min_effect);
+                let (mut found, unvisited) = judge::confirmed(table, fits, &suspects, min_effect);
                 findings.append(&mut found);
                 findings.extend(judge::unconfirmed(table, &unvisited));
-                findings.extend(artefact::find(table, &fits));
-                tested.extend(judge::power(table, &fits, min_effect));
+                findings.extend(artefact::find(&fitted));
+                tested.extend(judge::power(table, fits, min_effect));
             } else {
                 findings.extend(one_block::judge(table, manifest, min_effect));
             }
             let expect = expect.or(declared);
-            findings.extend(expect.and_then(|expect| ceiling(table, &fits, expect, min_effect)));
+            findings.extend(expect.and_then(|expect| ceiling(table, fits, expect, min_effect)));
         }
         let mut diagnosis = Diagnosis::of(findings);
         diagnosis.tested = tested;
-        diagnosis.not_tested = not_tested(&self.tables, manifest, expect);
+        diagnosis.not_tested = missing;
         diagnosis
     }
 

@@ -29,6 +29,8 @@ pub(crate) struct Fit {
     /// Effect of time on each of `which`.
     pub(crate) time: Vec<f32>,
     pub(crate) steps: Vec<DeviceStep>,
+    /// Where (by seq) the time of everything changed for good or for long.
+    pub(crate) cuts: Vec<u32>,
     /// Standard deviation of a point about the fit, robust.
     pub(crate) point_sd: f64,
     /// Of a visit's level about its row's; of a point for pairs.
@@ -147,6 +149,7 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
         class: [0.0; 3],
         time: vec![0.0; which.len()],
         steps: Vec::new(),
+        cuts: Vec::new(),
         point_sd: 0.0,
         visit_sd: 0.0,
         which: Vec::new(),
@@ -199,7 +202,9 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
                 quantile(&mut scratch, q)
             })
             .collect();
-        for (bin, level) in bins.iter().zip(smooth(&levels)) {
+        let (levels, cuts) = smooth(&levels);
+        fit.cuts = cuts.into_iter().map(|bin| table.obs[which[bins[bin].start] as usize].seq).collect();
+        for (bin, level) in bins.iter().zip(levels) {
             for at in bin.clone() {
                 #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
                 let level = level as f32;
@@ -310,12 +315,14 @@ const NEAR: usize = 3;
 
 /// What time does to a series of levels: steps, a slow trend, and where neighbours leave both
 /// together, their level. A value never takes part in its own neighbourhood.
-fn smooth(levels: &[f64]) -> Vec<f64> {
+fn smooth(levels: &[f64]) -> (Vec<f64>, Vec<usize>) {
     let count = levels.len();
     let mut time = vec![0.0; count];
-    segments(levels, &mut time, MOST_SEGMENTS);
+    let mut cuts = Vec::new();
+    segments(levels, &mut time, 0, MOST_SEGMENTS, &mut cuts);
+    cuts.sort_unstable();
     if count < 2 * NEAR + 2 {
-        return time;
+        return (time, cuts);
     }
     let flat: Vec<f64> = levels.iter().zip(&time).map(|(level, time)| level - time).collect();
     let trend = trend(&flat);
@@ -331,19 +338,21 @@ fn smooth(levels: &[f64]) -> Vec<f64> {
         let level = middle(&mut near);
         time[at] += trend[at] + if level.abs() > least { level } else { 0.0 };
     }
-    time
+    (time, cuts)
 }
 
 /// Steps that a series is cut at, at most.
 const MOST_SEGMENTS: usize = 4;
 
-/// Adds to `time` the level of each stretch between the steps of a series.
-fn segments(levels: &[f64], time: &mut [f64], most: usize) {
+/// Adds to `time` the level of each stretch between the steps of a series, which are noted in
+/// `cuts`.
+fn segments(levels: &[f64], time: &mut [f64], first: usize, most: usize, cuts: &mut Vec<usize>) {
     match step(levels, 3).filter(|_| most > 0) {
         Some((at, _)) => {
+            cuts.push(first + at);
             let (before, after) = time.split_at_mut(at);
-            segments(&levels[..at], before, most - 1);
-            segments(&levels[at..], after, most - 1);
+            segments(&levels[..at], before, first, most - 1, cuts);
+            segments(&levels[at..], after, first + at, most - 1, cuts);
         }
         None => {
             let level = middle(&mut levels.to_vec());

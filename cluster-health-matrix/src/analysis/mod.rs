@@ -1,6 +1,7 @@
 //! Judging: which differences are faults, which are artefacts of the measurement, and what was not
 //! tested.
 
+mod additive;
 mod artefact;
 mod confirm;
 mod evidence;
@@ -29,19 +30,39 @@ pub fn diagnose_folder(dir: &Path) -> Result<Diagnosis> {
     Ok(Report::read(dir)?.diagnosis)
 }
 
-/// Fits of all sizes.
-fn fits(table: &Table) -> Vec<Option<fit::Fit>> {
-    (0..table.sizes.len()).map(|size| fit::fit(table, size)).collect()
+/// A table in order of measurement with the fits of all its sizes.
+#[derive(Debug)]
+struct Fitted {
+    table: Table,
+    fits: Vec<Option<fit::Fit>>,
+    /// Costs per transfer that began at some time, taken out of the table.
+    additive: Vec<additive::Additive>,
+}
+
+impl Fitted {
+    fn new(mut table: Table) -> Self {
+        table.arrange();
+        let all = |table: &Table| -> Vec<Option<fit::Fit>> {
+            (0..table.sizes.len()).map(|size| fit::fit(table, size)).collect()
+        };
+        let mut fits = all(&table);
+        let additive = additive::find(&table, &fits);
+        if !additive.is_empty() {
+            additive::remove(&mut table, &additive);
+            fits = all(&table);
+        }
+        Self { table, fits, additive }
+    }
 }
 
 /// The confirming visits that the blocks of a table call for: the cells of each round.
 pub(crate) fn confirmation(
-    table: &mut Table,
+    table: Table,
     min_effect: f64,
     seed: u64,
     usable: &dyn Fn(usize, usize) -> bool,
 ) -> Vec<Vec<Cell>> {
-    table.arrange();
-    let suspects = suspect::find(table, &fits(table), min_effect);
-    confirm::rounds(table, &suspects, usable, &mut Random::new(seed ^ 0x636f_6e66))
+    let Fitted { table, fits, .. } = Fitted::new(table);
+    let suspects = suspect::find(&table, &fits, min_effect);
+    confirm::rounds(&table, &suspects, usable, &mut Random::new(seed ^ 0x636f_6e66))
 }

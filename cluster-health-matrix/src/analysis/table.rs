@@ -105,6 +105,11 @@ impl Table {
         }
     }
 
+    /// The same axes without points.
+    pub(crate) fn empty(&self) -> Self {
+        Self { obs: Vec::new(), ..self.clone() }
+    }
+
     /// Adds a point that was timed; others, and those of another kind of memory, are left out.
     pub(crate) fn add(&mut self, sample: &Sample) {
         if sample.status != PointStatus::Measured || sample.load != self.load {

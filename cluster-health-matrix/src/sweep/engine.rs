@@ -154,7 +154,9 @@ pub(super) fn drive<P: Points>(
     }
     if let Some(min_effect) = confirm {
         let usable = |row: usize, column: usize| run.points.is_usable(Cell { row, column });
-        let rounds = confirmation(run.table, min_effect, seed, &usable);
+        // Nothing of the sweep is judged after this: the table is handed over.
+        let table = std::mem::replace(run.table, run.table.empty());
+        let rounds = confirmation(table, min_effect, seed, &usable);
         for cells in &rounds {
             if !run.measure_all(schedule.confirm(cells))? {
                 return Ok(run.end);
