@@ -128,7 +128,7 @@ fn pairs_are_timed_by_the_devices_with_the_host_beside() {
 
 #[test]
 fn pairs_too_short_for_the_devices_clock_are_timed_in_batches() {
-    let Some(points) = timed_pairs("100000") else { return };
+    let Some(points) = timed_pairs("1000000") else { return };
     for point in points {
         assert_eq!(point["timer"], "event_batch", "{point}");
         let (device, host) = (times(&point["iter_ns"]), times(&point["host_iter_ns"]));
