@@ -585,7 +585,8 @@ macro_rules! table {
     };
 }
 
-// Required is what every release since 8.1.RC1 declares and is not announced to go.
+// Required is what every release since 8.1.RC1 declares, is not announced to go, and has nothing
+// that could be called instead.
 table!(AclTable {
     names: ["libascendcl.so", "libacl_rt.so"],
     extra: ["libacl_rt.so"],
@@ -601,8 +602,8 @@ table!(AclTable {
         aclrtCreateEventExWithFlag aclrtDestroyEvent aclrtRecordEvent aclrtResetEvent
         aclrtQueryEventStatus aclrtSynchronizeEvent aclrtEventElapsedTime aclrtMalloc aclrtFree
         aclrtMemset aclrtMemsetAsync aclrtGetMemInfo aclrtMallocHost aclrtFreeHost aclrtMemcpy
-        aclrtMemcpyAsync aclrtMemcpy2d aclrtMemcpy2dAsync aclrtDeviceCanAccessPeer
-        aclrtDeviceEnablePeerAccess aclrtDeviceDisablePeerAccess
+        aclrtMemcpyAsync aclrtDeviceCanAccessPeer aclrtDeviceEnablePeerAccess
+        aclrtDeviceDisablePeerAccess
     ],
     optional: [
         aclrtGetVersion aclsysGetVersionStr aclsysGetCANNVersion aclrtSynchronizeDeviceWithTimeout
@@ -612,6 +613,7 @@ table!(AclTable {
         aclrtGetLogicDevIdByPhyDevId aclrtStreamAbort aclrtSynchronizeEventWithTimeout
         aclrtEventGetTimestamp aclrtHostRegister aclrtHostRegisterV2 aclrtHostUnregister
         aclrtHostGetDevicePointer aclrtPointerGetAttributes aclrtDevicePeerAccessStatus
+        aclrtMemcpy2d aclrtMemcpy2dAsync
     ],
 });
 

@@ -484,7 +484,8 @@ impl H2dPlanBuilder {
         /// Bytes per copy; default: 16, 64 and 256 MiB as far as they fit into memory.
     }
 
-    /// Checks everything against the machine; nothing is allocated or bound.
+    /// Checks everything against the machine; nothing is allocated or bound. Ascend devices are
+    /// opened to ask for their free memory.
     ///
     /// # Errors
     /// An unusable value, named as the command line names it; an unknown CPU or device; sizes that
@@ -546,6 +547,11 @@ impl H2dPlanBuilder {
 impl H2dPlan {
     /// Asked before anything is allocated: a machine that starts to swap measures nothing.
     fn fits(&self, machine: &Machine) -> Result<()> {
+        let largest =
+            if self.has_probes() { self.largest().max(PROBE_SIZE) } else { self.largest() };
+        for id in self.devices.iter().filter(|id| !self.unusable_devices.contains_key(id)) {
+            fits_device(machine, *id, self.largest(), largest.bytes(), "one buffer")?;
+        }
         let cost = self.cost(machine, Bandwidth::gb_per_second(1.0));
         let needed = cost.host_memory.bytes().saturating_add(cost.device_memory.bytes());
         fits_memory(
@@ -586,6 +592,32 @@ fn fits_memory(
         ));
     }
     Ok(())
+}
+
+/// An error when a device with memory of its own has less than `needed` bytes left now. A device
+/// that does not tell is no reason to refuse the others: it fails at its points.
+fn fits_device(
+    machine: &Machine,
+    id: DeviceId,
+    largest: ByteSize,
+    needed: u64,
+    what: &str,
+) -> Result<()> {
+    let memory = machine.device(id).map(|device| device.memory());
+    let Some(Ok(Some((free, total)))) = memory else { return Ok(()) };
+    if needed <= free.bytes() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "--sizes",
+        format!(
+            "{largest} needs {} MiB of the memory of device {id} ({what}), {} MiB of {} MiB are \
+             free; use smaller sizes, or end what else uses the device",
+            needed.div_ceil(1 << 20),
+            free.bytes() >> 20,
+            total.bytes() >> 20
+        ),
+    ))
 }
 
 /// The CPUs of a list, or all bindable ones, with the reasons why some cannot be measured.

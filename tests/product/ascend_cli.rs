@@ -182,12 +182,33 @@ fn devices_that_all_refuse_are_exit_2_by_name() {
 }
 
 #[test]
-fn size_that_a_device_has_no_memory_for_is_said() {
+fn plan_that_a_device_has_no_memory_for_is_refused_with_the_figures() {
     let place = Place::new();
-    let hbm = format!("{}", 64 * MIB);
-    let variables = [("ASCEND_SIM_HBM", hbm.as_str()), ("ASCEND_SIM_HBM_USED", "0")];
-    let line = "h2d --backend ascend --quiet --json --out @out --cpus 0 --sizes 256MiB";
+    let variables =
+        [("ASCEND_SIM_PHY", "7,5"), ("ASCEND_SIM_HBM", "192M"), ("ASCEND_SIM_HBM_USED", "64M")];
+    let line = "--backend ascend --cpus 0 --sizes 16MiB,256MiB";
+    for command in ["h2d --quiet --json --out @out", "plan --json"] {
+        let ran = run(&place, &format!("{command} {line}"), &variables);
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        let words = ["--sizes: 256MiB needs 256 MiB", "device 7", "128 MiB of 192 MiB are free"];
+        for word in words {
+            assert!(ran.stderr.contains(word), "no '{word}' in {}", ran.stderr);
+        }
+        assert!(!place.path("out").exists());
+    }
+    // The default sizes give way, as on a small host.
+    let line = "h2d --backend ascend --quiet --out @out --cpus 0 --iters 1 --repeats 1 --warmup 0";
     let ran = run(&place, line, &variables);
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.stderr.contains("64 MiB of 64 MiB free"), "{}", ran.stderr);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let folder = Folder::read(&place.path("out"));
+    assert_eq!(folder.run["plan"]["h2d"]["sizes"], serde_json::json!([16 * MIB, 64 * MIB]));
+}
+
+#[test]
+fn device_that_does_not_tell_its_memory_is_measured() {
+    let place = Place::new();
+    let faults = [("ASCEND_SIM_FAULTS", "aclrtGetMemInfo:*:507899")];
+    let folder = sweep(&place, 0, "--repeats 1", &faults);
+    assert_eq!(folder.count("failed"), 0);
+    assert!(folder.count("measured") > 0);
 }
