@@ -212,3 +212,31 @@ fn device_that_does_not_tell_its_memory_is_measured() {
     assert_eq!(folder.count("failed"), 0);
     assert!(folder.count("measured") > 0);
 }
+
+#[test]
+fn copies_too_short_for_the_devices_clock_are_timed_in_batches() {
+    // 100 µs per copy: 50 ticks of 20 ns are less, 50 of 1 ms are 500 copies.
+    for (tick, timer) in [("20", "event"), ("1000000", "event_batch")] {
+        let place = Place::new();
+        let variables = [
+            ("ASCEND_SIM_DEVICES", "1"),
+            ("ASCEND_SIM_TICK_NS", tick),
+            ("ASCEND_SIM_LINKS", "h2d,us=100"),
+        ];
+        let line = "h2d --backend ascend --quiet --out @out --cpus 0 --sizes 4KiB --repeats 2";
+        let ran = run(&place, line, &variables);
+        assert!(matches!(ran.code, Some(0 | 1)), "{ran:?}");
+        let folder = Folder::read(&place.path("out"));
+        assert!(folder.count("measured") >= 2);
+        for point in folder.points.iter().filter(|point| point.bytes == 4096) {
+            assert_eq!(point.timer, timer, "{point:?}");
+            let host = point.host_iter_ns.as_ref().unwrap();
+            assert_eq!((point.iter_ns.len(), host.len()), (3, 3));
+            // Of one copy, not of the batch; one tick in fifty may be lost.
+            assert!(point.iter_ns.iter().all(|time| *time >= 97_000), "{point:?}");
+            // A batch takes longer than any stall of a busy machine; a single copy does not.
+            let alike = host.iter().zip(&point.iter_ns).all(|(host, device)| *host < 20 * *device);
+            assert!(timer == "event" || alike, "{point:?}");
+        }
+    }
+}

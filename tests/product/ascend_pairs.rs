@@ -156,3 +156,28 @@ fn clock_that_is_too_coarse_for_pairs_leaves_them_to_the_host() {
         assert!(point["host_iter_ns"].is_null() && times(&point["iter_ns"]).len() == 2, "{point}");
     }
 }
+
+#[test]
+fn plan_that_a_device_of_the_pair_has_no_memory_for_is_refused() {
+    let Some([a, b]) = two_cpus() else { return };
+    // 3 × 64 MiB and HCCL's two buffers; without the latter it would fit.
+    for (buffer, fits) in [("200", false), ("1", true)] {
+        let place = Place::new();
+        let line = format!(
+            "core-pair --quiet --backend ascend --sizes 64MiB --rank0-cpus {a} --rank1-cpus {b} \
+             --warmup 0 --iters 1 --repeats 1 --device-pair 1,0 --out @out"
+        );
+        let variables =
+            [("ASCEND_SIM_HBM", "300M"), ("ASCEND_SIM_HBM_USED", "0"), ("HCCL_BUFFSIZE", buffer)];
+        let ran = run(&place, &line, &["libascendcl.so", "libhccl.so"], &variables);
+        if fits {
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+        } else {
+            assert_eq!(ran.code, Some(2), "{ran:?}");
+            let words = "64MiB needs 592 MiB of the memory of device 1";
+            assert!(ran.stderr.contains(words), "{ran:?}");
+            assert!(ran.stderr.contains("300 MiB of 300 MiB are free"), "{ran:?}");
+            assert!(!place.path("out").exists());
+        }
+    }
+}

@@ -1,9 +1,10 @@
 //! The H2D sweep: CPU core × device, copies by the bound core from its node's arena.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use cluster_health_core::{
-    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, Event, HostBuffer, HostMemory, Machine,
+    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, EventTimer, HostBuffer, HostMemory, Machine,
     NodeId, PointContext, Stream, TagPattern, Transfer,
 };
 use ndarray::{ArrayView2, ArrayView3};
@@ -139,7 +140,10 @@ struct Lane {
     stream: Stream,
     target: DeviceBuffer,
     /// Around each timed copy, where events carry the device's own time.
-    events: Option<[Event; 2]>,
+    timer: Option<EventTimer>,
+    /// Copies between two events by size, chosen at its first point; `None` where the device's
+    /// clock is too coarse for any number.
+    batches: BTreeMap<ByteSize, Option<u32>>,
 }
 
 /// What a point needs between its checks: buffers, streams, the bound thread and the clock.
@@ -187,20 +191,18 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn lane(machine: &Machine, id: DeviceId, size: ByteSize) -> Result<Lane> {
+    fn lane(machine: &Machine, id: DeviceId, size: ByteSize, timeout: Duration) -> Result<Lane> {
         let device = machine
             .device(id)
             .ok_or_else(|| Error::invalid("--devices", format!("device {id} does not exist")))?;
-        let events = if machine.has_device_events() {
-            Some([Event::new(&device)?, Event::new(&device)?])
+        let stream = Stream::new(&device)?;
+        let target = DeviceBuffer::new(&device, size)?;
+        let timer = if machine.has_device_events() {
+            Some(EventTimer::new(&stream, timeout)?)
         } else {
             None
         };
-        Ok(Lane {
-            stream: Stream::new(&device)?,
-            target: DeviceBuffer::new(&device, size)?,
-            events,
-        })
+        Ok(Lane { stream, target, timer, batches: BTreeMap::new() })
     }
 
     fn note_best(&mut self, point: &PlannedPoint, time: u64) {
@@ -367,7 +369,8 @@ impl Points for Engine<'_> {
         for id in &plan.devices {
             self.lanes.push(match plan.unusable_devices.get(id) {
                 Some(reason) => Err(reason.clone()),
-                None => Self::lane(machine, *id, size).map_err(|error| error.to_string()),
+                None => Self::lane(machine, *id, size, plan.timeout())
+                    .map_err(|error| error.to_string()),
             });
         }
         if self.lanes.iter().all(Result::is_err) {
@@ -524,30 +527,45 @@ impl PointRun<'_> {
 
     fn timed(&mut self, bytes: ByteSize, binding: Option<&Binding>) -> Result<(), Fault> {
         let timeout = self.plan.timeout();
-        let Lane { stream, target, events } = &mut *self.lane;
+        let Lane { stream, target, timer, batches } = &mut *self.lane;
         let stream = &*stream;
         let mut transfer = Transfer::to_device(stream, self.source, target, bytes, timeout)?;
-        let Sample { iter_ns, host_iter_ns, timer, ran_on, .. } = &mut *self.sample;
+        let Sample { iter_ns, host_iter_ns, timer: clock, ran_on, .. } = &mut *self.sample;
         let RanOn::Thread(ran_on) = ran_on else { return Ok(()) };
-        if events.is_some() {
-            *timer = Timer::Event;
-            *host_iter_ns = Some(Vec::with_capacity(self.plan.iters as usize));
+        let mut timer = timer.as_mut();
+        if let Some(events) = &mut timer {
+            let batch = match batches.get(&bytes) {
+                Some(batch) => *batch,
+                None => {
+                    let found = events.choose(|events| events.time(&mut transfer))?;
+                    let batch = found.then(|| events.batch());
+                    batches.insert(bytes, batch);
+                    batch
+                }
+            };
+            events.set_batch(batch.unwrap_or(1));
+            if let Some(batch) = batch {
+                *clock = if batch == 1 { Timer::Event } else { Timer::EventBatch };
+                *host_iter_ns = Some(Vec::with_capacity(self.plan.iters as usize));
+            }
         }
+        let mut timer = timer.filter(|_| host_iter_ns.is_some());
+        let batch = timer.as_ref().map_or(1, |timer| timer.batch());
         for _ in 0..self.plan.iters {
             let start = self.machine.now_ns();
-            if let Some([before, _]) = events {
-                before.record(stream)?;
+            if let Some(timer) = &mut timer {
+                timer.begin(stream)?;
             }
-            transfer.issue()?;
-            if let Some([_, after]) = events {
-                after.record(stream)?;
+            transfer.issue_batch(batch)?;
+            if let Some(timer) = &mut timer {
+                timer.end(stream)?;
             }
             transfer.wait()?;
             let end = self.machine.now_ns();
-            match (events.as_ref(), host_iter_ns.as_mut()) {
-                (Some([before, after]), Some(host_ns)) => {
-                    host_ns.push(end - start);
-                    iter_ns.push(whole_ns(after.nanoseconds_since(before)?));
+            match (&timer, host_iter_ns.as_mut()) {
+                (Some(timer), Some(host_ns)) => {
+                    host_ns.push((end - start) / u64::from(batch));
+                    iter_ns.push(whole_ns(timer.nanoseconds()?));
                 }
                 _ => iter_ns.push(end - start),
             }
@@ -558,12 +576,12 @@ impl PointRun<'_> {
                 ran_on.push(cpu);
             }
         }
-        // Events too coarse for this copy say nothing about it.
+        // Events that show no time at all say nothing about the copy.
         if iter_ns.contains(&0)
             && let Some(host_ns) = host_iter_ns.take()
         {
             *iter_ns = host_ns;
-            *timer = Timer::Host;
+            *clock = Timer::Host;
         }
         Ok(())
     }

@@ -208,7 +208,8 @@ pub(crate) trait PairRunner {
     /// that was measured before empty, and one empty list per rank in `rank_ns` and `ran_on`. The
     /// runner sets `t_ns` to the start of the point on its own clock, `status`, `reason` and
     /// `check`, `settled` and `bind_ns` where they are not true and 0, and fills `iter_ns`,
-    /// `rank_ns`, `warmup_ns`, `skew_ns` and `ran_on`.
+    /// `rank_ns`, `warmup_ns`, `skew_ns` and `ran_on`; with device events also `timer` and
+    /// `host_iter_ns`.
     ///
     /// # Errors
     /// When the run cannot go on: a rank is dead, lost or does not answer in time. A point that
@@ -309,10 +310,11 @@ impl<'a> Pairs<'a> {
     }
 }
 
-/// The fastest all-gather of a measured point, timed or not.
+/// The fastest all-gather of a measured point, timed or not, by the host's clock: that is the one
+/// that warm-ups are timed with.
 fn fastest(sample: &Sample) -> Option<u64> {
     let measured = sample.status == PointStatus::Measured;
-    let times = sample.warmup_ns.iter().chain(&sample.iter_ns);
+    let times = sample.warmup_ns.iter().chain(sample.host_times());
     times.min().copied().filter(|_| measured)
 }
 
