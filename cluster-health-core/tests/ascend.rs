@@ -234,7 +234,7 @@ fn no_management() {
 }
 
 #[test]
-fn inventory_has_versions_symbols_and_codes() {
+fn inventory_of_what_lacks_symbols_has_versions_and_codes() {
     let folder = tempfile::tempdir().unwrap();
     let file = support::install(folder.path(), &["libascendcl.so", "libdcmi.so"]);
     support::remove_symbols(&file, &support::NOT_IN_8_1_RC1);
