@@ -5,6 +5,7 @@
 //! |---|---|
 //! | planning | [`plan`], [`schedule`] |
 //! | measuring | [`sweep`], [`samples`], [`estimate`] |
+//! | judging | [`analysis`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
 //! | showing | [`matrix`], [`report`], [`output`] |
 //! | the older tool's files | [`older`] |
@@ -28,6 +29,7 @@
 //! [`Observer`] and a [`CancelToken`].
 #![forbid(unsafe_code)]
 
+pub mod analysis;
 pub mod environment;
 pub mod error;
 pub mod estimate;

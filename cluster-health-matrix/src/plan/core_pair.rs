@@ -66,6 +66,12 @@ pub struct CorePairPlan {
     pub timeout_ns: u64,
     /// Declared rate per rank; a measured one above 1.25 × it is implausible.
     pub expect: Option<Bandwidth>,
+    /// Smallest difference that counts as a fault, as a share of the rate.
+    #[serde(
+        default = "super::default_min_effect",
+        skip_serializing_if = "super::is_default_min_effect"
+    )]
+    pub min_effect: f64,
     /// CPUs of rank 0 that cannot be measured, with the reason; their points are skipped.
     pub unusable_rank0_cpus: BTreeMap<CpuId, String>,
     /// CPUs of rank 1 that cannot be measured, with the reason; their points are skipped.
@@ -304,6 +310,7 @@ impl CorePairPlanBuilder {
             check: settings.check,
             timeout_ns,
             expect: settings.expect,
+            min_effect: settings.min_effect,
             unusable_rank0_cpus,
             unusable_rank1_cpus,
         };

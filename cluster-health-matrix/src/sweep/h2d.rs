@@ -10,17 +10,18 @@ use ndarray::{ArrayView2, ArrayView3};
 
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Points, RunClock, Stage, check_recalled, drive, mark_implausible, point_tags,
-    reset,
+    Accounts, Course, Extent, Points, RunClock, Stage, check_recalled, core_of, drive,
+    mark_implausible, point_tags, reset,
 };
 use super::warmup::{Best, Verdict, Warmup};
+use crate::analysis::Table;
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, axes_of_plan};
 use crate::matrix::{CellStatus, Matrix};
 use crate::observer::Observer;
-use crate::plan::{ArenaPolicy, H2dPlan, PROBE_SIZE};
+use crate::plan::{ArenaPolicy, H2dPlan, Order, PROBE_SIZE};
 use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep, Timer};
-use crate::schedule::{PlannedPoint, Schedule};
+use crate::schedule::{Cell, PlannedPoint, Schedule};
 
 /// Result of an H2D sweep.
 #[derive(Debug, Clone)]
@@ -98,11 +99,20 @@ pub(crate) fn h2d_in(
         |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
         |id| machine.device(DeviceId(id)).and_then(|device| device.info().node).map(|node| node.0),
     );
+    let axes = (rows.clone(), columns.clone());
+    let core_of = |cpu| core_of(machine, cpu);
+    let mut table = Table::new(Sweep::H2d, "idle", plan.sizes.clone(), axes, core_of);
     let mut estimates = Estimates::new(Sweep::H2d, "idle", plan.sizes.clone(), rows, columns);
     let mut engine = Engine::new(machine, plan);
     let mut schedule = Schedule::new(plan, machine);
-    let blocks = (plan.repeats, plan.ci);
-    let end = drive(&mut engine, &mut schedule, blocks, &mut estimates, course)?;
+    let extent = Extent {
+        repeats: plan.repeats,
+        ci: plan.ci,
+        confirm: (plan.order == Order::Blocks).then_some(plan.min_effect),
+        seed: plan.seed,
+    };
+    let gathered = (&mut estimates, &mut table);
+    let end = drive(&mut engine, &mut schedule, extent, gathered, course)?;
     let refused = engine.refused.map(|reason| format!("host memory is pageable: {reason}"));
     let notes = refused.into_iter().collect();
     Ok(H2dMatrix { matrix: estimates.into_matrix(), end, notes })
@@ -327,6 +337,11 @@ impl<'a> Engine<'a> {
 }
 
 impl Points for Engine<'_> {
+    fn is_usable(&self, cell: Cell) -> bool {
+        !self.plan.unusable_cpus.contains_key(&self.plan.cpus[cell.row])
+            && !self.plan.unusable_devices.contains_key(&self.plan.devices[cell.column])
+    }
+
     /// Allocates and touches everything before the first bind.
     fn prepare(&mut self) -> Result<()> {
         let (machine, plan) = (self.machine, self.plan);

@@ -16,16 +16,18 @@ use ndarray::{Array3, ArrayView2, ArrayView3};
 use self::synthetic::SyntheticRanks;
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, reset,
+    Accounts, Course, Extent, Points, RunClock, check_recalled, core_of, drive, mark_implausible,
+    reset,
 };
 use super::warmup::Best;
+use crate::analysis::Table;
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, pair_axes};
 use crate::matrix::{CellStatus, Matrix};
 use crate::observer::Observer;
-use crate::plan::CorePairPlan;
+use crate::plan::{CorePairPlan, Order};
 use crate::samples::{PointStatus, RanOn, Sample, Sweep};
-use crate::schedule::{PairSchedule, PlannedPoint};
+use crate::schedule::{Cell, PairSchedule, PlannedPoint};
 
 /// Ranks of a pair; n in the formulas below.
 const RANKS: f64 = 2.0;
@@ -169,11 +171,20 @@ pub(crate) fn core_pair_in(
         plan.rank1_cpus.iter().map(|cpu| cpu.0).collect(),
         |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
     );
+    let axes = (rows.clone(), columns.clone());
+    let core_of = |cpu| core_of(machine, cpu);
+    let mut table = Table::new(Sweep::CorePair, "idle", plan.sizes.clone(), axes, core_of);
     let mut estimates = Estimates::new(Sweep::CorePair, "idle", plan.sizes.clone(), rows, columns);
     let mut schedule = PairSchedule::new(plan, machine, course.first_seq);
     let mut pairs = Pairs::new(machine, plan, ranks);
-    let blocks = (plan.repeats, plan.ci);
-    let end = drive(&mut pairs, &mut schedule, blocks, &mut estimates, course)?;
+    let extent = Extent {
+        repeats: plan.repeats,
+        ci: plan.ci,
+        confirm: (plan.order == Order::Blocks).then_some(plan.min_effect),
+        seed: plan.seed,
+    };
+    let gathered = (&mut estimates, &mut table);
+    let end = drive(&mut pairs, &mut schedule, extent, gathered, course)?;
     Ok(CorePairMatrix { matrix: estimates.into_matrix(), end })
 }
 
@@ -306,6 +317,10 @@ fn fastest(sample: &Sample) -> Option<u64> {
 }
 
 impl Points for Pairs<'_> {
+    fn is_usable(&self, cell: Cell) -> bool {
+        self.plan.unusable(cell.row, cell.column).is_none()
+    }
+
     fn prepare(&mut self) -> Result<()> {
         let began = self.machine.now_ns();
         self.runner = Some(match self.machine.synthetic_pair() {
