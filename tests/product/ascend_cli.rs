@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::simulator;
-use crate::support::{Folder, MIB, Place, Ran, close};
+use crate::support::{Folder, MIB, Place, Ran, close, json};
 
 /// The folder with the libraries.
 fn libraries() -> PathBuf {
@@ -141,6 +141,39 @@ fn device_that_stands_still_costs_one_timeout_and_its_cells_only() {
     }
     assert_eq!(folder.first_class().filter(|point| point.device == 1).count(), 3);
     assert!(folder.csv("h2d-1MiB").at(0, 1).is_some());
+}
+
+#[test]
+fn all_goes_on_with_what_a_device_leaves() {
+    let line = "all --backend ascend --quiet --out @out --sizes 64KiB --repeats 3 --warmup 1 \
+                --iters 2 --timeout 1s";
+    for (fault, words) in [
+        ("aclrtMemcpyAsync@1:5+:507901", "code 507901 (ACL_ERROR_RT_SOCKET_CLOSE)"),
+        ("aclrtMemcpyAsync@1:5:stall", "code 507046 (ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)"),
+    ] {
+        let place = Place::new();
+        let ran = run(&place, line, &[("ASCEND_SIM_FAULTS", fault)]);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        let out = place.path("out");
+        let run = json(&out.join("run.json"));
+        assert_eq!(run["status"], "complete");
+        let lines = std::fs::read_to_string(out.join("samples.jsonl")).unwrap();
+        let points: Vec<Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let of = |sweep: &str, device: u32| -> Vec<&Value> {
+            let found = points.iter().filter(|point| point["sweep"] == sweep);
+            found.filter(|point| sweep != "h2d" || point["device"] == device).collect()
+        };
+        let measured = |points: &[&Value]| points.iter().all(|p| p["status"] == "measured");
+        assert!(measured(&of("h2d", 0)) && !of("h2d", 0).is_empty(), "{lines}");
+        // What came after has the device to itself again: both ranks measured.
+        assert!(measured(&of("core_pair", 0)) && !of("core_pair", 0).is_empty(), "{lines}");
+        let lost = of("h2d", 1);
+        let lost = lost.iter().filter_map(|point| point["reason"].as_str());
+        let mut lost = lost.peekable();
+        assert!(lost.peek().is_some(), "{lines}");
+        assert!(lost.all(|reason| reason.contains("device 1: ") && reason.contains(words)));
+    }
 }
 
 #[test]
