@@ -19,9 +19,9 @@ const MOST_CONTROLS: usize = 24;
 /// Suspected lines of one axis that are visited; others that are like them are judged with them.
 const MOST_LINES: usize = 48;
 /// Cells that stand for a whole line in one round.
-const ACROSS: usize = 8;
-/// Cells of a rectangle, and CPUs of a class, in one round.
-const PART: usize = 6;
+const ACROSS: usize = 4;
+/// Rows and columns of a rectangle, members of a node, and CPUs of a class, in one round.
+const PART: usize = 4;
 
 /// The cells of each round, row-major, for suspects of a table.
 pub(crate) fn rounds(
@@ -135,17 +135,17 @@ fn block_cells(
         members.truncate(most);
         members
     };
-    let mut inside = [pick(rows, PART), pick(cols, PART)];
+    let inside = [pick(rows, PART), pick(cols, PART)];
     let outside: [Vec<usize>; 2] = [(0, rows), (1, cols)].map(|(axis, members)| {
         let free: Vec<usize> = (0..shape[axis])
             .filter(|at| members.binary_search(at).is_err() && !suspected[axis].contains(at))
             .collect();
         pick(&free, LEAST_CONTROLS)
     });
-    for (inside, outside) in inside.iter_mut().zip(&outside) {
-        inside.extend(outside);
-    }
     for &row in &inside[0] {
+        cells.extend(inside[1].iter().chain(&outside[1]).map(|&col| (row, col)));
+    }
+    for &row in &outside[0] {
         cells.extend(inside[1].iter().map(|&col| (row, col)));
     }
 }

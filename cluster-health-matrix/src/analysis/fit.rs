@@ -246,14 +246,17 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
     fit.visit_sd = if is_pair {
         fit.point_sd
     } else {
-        let mut deviations = Vec::new();
+        // A row's level is one of its visits': deviations from it would be too small.
+        let mut differences = Vec::new();
         for row in 0..rows {
             let levels = visit_levels(by_row.of(row), &rest, |at| obs(at).visit, cols);
-            deviations.extend(levels);
+            differences.extend(levels.windows(2).map(|pair| pair[1] - pair[0]));
         }
-        let blocks = f64::from(table.blocks.max(1));
-        let sd = robust_sd(&deviations, middle(&mut deviations.clone()));
-        if table.blocks > 1 { sd * (blocks / (blocks - 1.0)).sqrt() } else { sd }
+        if differences.is_empty() {
+            robust_sd(&fit.row, 0.0)
+        } else {
+            robust_sd(&differences, 0.0) / std::f64::consts::SQRT_2
+        }
     };
     fit.which = which;
     Some(fit)

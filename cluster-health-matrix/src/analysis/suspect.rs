@@ -283,7 +283,7 @@ pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
     }
     let mut deviations = Vec::new();
     let mut scratch = Vec::new();
-    let values: Vec<f32> = by_cell
+    let mut values: Vec<f32> = by_cell
         .iter()
         .map(|cell| {
             if cell.is_empty() {
@@ -291,10 +291,10 @@ pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
             }
             scratch.clear();
             scratch.extend(cell.iter().map(|&rest| f64::from(rest)));
+            // A median is one of the values: deviations from it would be too small.
+            let differences = scratch.windows(2).map(|pair| pair[1] - pair[0]);
+            deviations.extend(differences.map(|difference| difference / std::f64::consts::SQRT_2));
             let center = middle(&mut scratch);
-            if cell.len() > 1 {
-                deviations.extend(scratch.iter().map(|rest| rest - center));
-            }
             #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
             let center = center as f32;
             center
@@ -302,12 +302,15 @@ pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
         .collect();
     let blocks = f64::from(table.blocks.max(1));
     // With one block the cells themselves tell, if most of them are healthy.
+    let mut present: Vec<f64> =
+        values.iter().filter(|value| value.is_finite()).map(|&value| f64::from(value)).collect();
+    let center = middle(&mut present);
+    #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
+    values.iter_mut().for_each(|value| *value -= center as f32);
     let sd = if deviations.is_empty() {
-        let present: Vec<f64> =
-            values.iter().filter(|value| value.is_finite()).map(|&v| f64::from(v)).collect();
-        robust_sd(&present, 0.0)
+        robust_sd(&present, center)
     } else {
-        robust_sd(&deviations, 0.0) * (blocks / (blocks - 1.0).max(0.5)).sqrt().min(1.5)
+        robust_sd(&deviations, 0.0)
     };
     let factor = if blocks > 2.0 { 1.25 } else { 1.0 };
     Residuals { values, cols, se: (factor * sd / blocks.sqrt()).max(1e-6) }
