@@ -248,17 +248,51 @@ impl SizeView<'_> {
             .any(|other| other.shape != *except && other.shape.has(self.table, row, col))
     }
 
-    /// The estimate for a shape; `None` when its cells or controls were not confirmed at this size.
-    pub(crate) fn estimate(&self, shape: &Shape) -> Option<Estimate> {
+    /// The confirming points; unsettled ones only where nothing settles any more, because the whole
+    /// machine became slower: then all are as good as each other.
+    fn confirming(&self) -> Vec<Point> {
         let first = self.table.blocks;
-        let confirms = || self.fit.which.iter().map(|&at| &self.table.obs[at as usize]).filter(|obs| obs.is_confirm());
-        // Where the whole machine became slower nothing settles, and all are as good as each other.
+        let confirms = || {
+            let points = self.fit.which.iter().map(|&at| &self.table.obs[at as usize]);
+            points.filter(|obs| obs.is_confirm())
+        };
         let all = 2 * confirms().filter(|obs| !obs.settled).count() > confirms().count();
-        let points = self.points(|obs| {
+        self.points(|obs| {
             (obs.is_confirm() && (all || obs.settled))
                 .then(|| usize::from(obs.block.saturating_sub(first)))
-        });
-        self.estimate_of(shape, &points)
+        })
+    }
+
+    /// The estimate for a shape; `None` when its cells or controls were not confirmed at this size.
+    pub(crate) fn estimate(&self, shape: &Shape) -> Option<Estimate> {
+        self.estimate_of(shape, &self.confirming())
+    }
+
+    /// Takes rows and columns out of a rectangle that show less than half of its effect in the
+    /// confirming visits.
+    pub(crate) fn prune(&self, shape: &mut Shape) {
+        let Some(effect) = self.estimate(shape).map(|estimate| estimate.effect) else { return };
+        let points = self.confirming();
+        let [all_rows, all_cols] = self.table.shape();
+        let whole = shape.clone();
+        let Shape::Block { rows, cols } = shape else { return };
+        let kept = |axis: usize, members: &[usize]| -> Vec<usize> {
+            let own = |point: &Point| if axis == 0 { point.row } else { point.col };
+            let keeps = |&member: &usize| {
+                let mut levels: Vec<f64> = points
+                    .iter()
+                    .filter(|point| own(point) == member && whole.has(self.table, point.row, point.col))
+                    .map(|point| point.level - point.time - self.fit.row[point.row])
+                    .collect();
+                levels.len() < 4 || middle(&mut levels) > 0.4 * effect
+            };
+            members.iter().copied().filter(keeps).collect()
+        };
+        let (new_rows, new_cols) = (kept(0, rows), kept(1, cols));
+        let is_whole_axis = new_rows.len() == all_rows || new_cols.len() == all_cols;
+        if !new_rows.is_empty() && !new_cols.is_empty() && !is_whole_axis {
+            (*rows, *cols) = (new_rows, new_cols);
+        }
     }
 
     fn estimate_of(&self, shape: &Shape, points: &[Point]) -> Option<Estimate> {

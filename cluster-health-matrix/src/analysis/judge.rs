@@ -39,16 +39,21 @@ pub(crate) fn confirmed(
     let mut tested: Vec<(f64, Confirmed)> = Vec::new();
     let mut unvisited = Vec::new();
     for suspect in suspects {
-        let by_size: Vec<Option<Estimate>> = fits
-            .iter()
-            .map(|fit| {
-                let view = SizeView { table, fit: fit.as_ref()?, min_effect, suspects };
-                view.estimate(&suspect.shape)
+        let views = || {
+            fits.iter().map(|fit| {
+                Some(SizeView { table, fit: fit.as_ref()?, min_effect, suspects })
             })
-            .collect();
-        let threshold = |size: usize| {
-            let Some(Some(fit)) = fits.get(size) else { return f64::INFINITY };
-            threshold_of(table, fit, &suspect.shape, min_effect)
+        };
+        let mut suspect = suspect.clone();
+        // What only chance had added to a rectangle shows nothing now.
+        if let Some(view) = views().nth(suspect.size).flatten() {
+            view.prune(&mut suspect.shape);
+        }
+        let by_size: Vec<Option<Estimate>> =
+            views().map(|view| view?.estimate(&suspect.shape)).collect();
+        let thresholds = |size: usize| {
+            let Some(Some(fit)) = fits.get(size) else { return (f64::INFINITY, f64::INFINITY) };
+            thresholds_of(table, fit, &suspect.shape, min_effect)
         };
         // The largest size at which it shows.
         let shows = |size: usize| {
@@ -57,13 +62,14 @@ pub(crate) fn confirmed(
                     Shape::Lines { node: Some(_), .. } => estimate.effect.abs(),
                     _ => estimate.effect,
                 };
-                signed > threshold(size)
-                    && signed - 1.645 * estimate.noise > min_effect
+                let (threshold, bound) = thresholds(size);
+                signed > threshold
+                    && signed - 1.645 * estimate.noise > bound
                     && estimate.seen >= needed(estimate.of)
             })
         };
         if std::env::var_os("CH_DEBUG").is_some() {
-            eprintln!("test {:?} {:?} T {:?}", suspect.shape, by_size, (0..by_size.len()).map(threshold).collect::<Vec<_>>());
+            eprintln!("test {:?} {:?} T {:?}", suspect.shape, by_size, (0..by_size.len()).map(thresholds).collect::<Vec<_>>());
         }
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
             unvisited.push(suspect.clone());
@@ -88,7 +94,7 @@ pub(crate) fn confirmed(
             tested.push((p, confirmed));
             continue;
         };
-        let threshold = threshold(size);
+        let (threshold, _) = thresholds(size);
         tested.push((p, Confirmed { shape: suspect.shape.clone(), by_size, size, threshold }));
     }
     // Holm: the k-th smallest of m is compared with the level ÷ (m − k).
@@ -107,10 +113,32 @@ pub(crate) fn confirmed(
         .collect();
     found.sort_by(|a, b| order(&a.shape).cmp(&order(&b.shape)));
     let mut findings = Vec::new();
-    for group in group(found) {
+    for mut group in group(found) {
+        join(&mut group, &mut unvisited);
         findings.extend(describe(table, fits, &group));
     }
     (findings, unvisited)
+}
+
+/// Single lines that were not visited again, because there were too many or the blocks alone made
+/// them suspicious only now, are members of a confirmed group that has their effect.
+fn join(group: &mut Vec<Confirmed>, unvisited: &mut Vec<Suspect>) {
+    let Some(first) = group.first().cloned() else { return };
+    let Shape::Lines { axis, node: None, .. } = first.shape else { return };
+    unvisited.retain(|suspect| {
+        let Shape::Lines { axis: own, node: None, .. } = suspect.shape else { return true };
+        let Some(Some(estimate)) = first.by_size.get(suspect.size) else { return true };
+        let near = (estimate.effect - suspect.effect).abs();
+        let joins = own == axis
+            && suspect.effect > first.threshold
+            && near <= 0.015_f64.max(0.2 * estimate.effect);
+        if joins {
+            let by_size = vec![None; first.by_size.len()];
+            let (shape, threshold) = (suspect.shape.clone(), first.threshold);
+            group.push(Confirmed { shape, by_size, size: 0, threshold });
+        }
+        !joins
+    });
 }
 
 /// Visits that must show the effect.
@@ -118,19 +146,26 @@ fn needed(of: usize) -> usize {
     if of >= 6 { ROUNDS_SEEN } else { of.max(2) }
 }
 
-fn threshold_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> f64 {
+/// What an effect must exceed, and what the lower end of its interval must: the smallest effect that
+/// is a fault, and what healthy lines of this axis differ by.
+fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f64, f64) {
     match shape {
         Shape::Lines { axis, members, node } => {
             let levels = axis_levels(table, fit, *axis, min_effect);
             if node.is_some() {
-                min_effect.max(2.8 * levels.spread / (members.len() as f64 / 2.0).max(1.0).sqrt())
+                let cores = (members.len() as f64 / 2.0).max(1.0).sqrt();
+                let threshold = min_effect.max(2.8 * levels.spread / cores);
+                (threshold, min_effect.max(HEALTHY_RANGE * levels.spread / cores))
             } else {
-                levels.threshold
+                (levels.threshold, min_effect.max(HEALTHY_RANGE * levels.spread))
             }
         }
-        Shape::Block { .. } | Shape::Class(_) => min_effect,
+        Shape::Block { .. } | Shape::Class(_) => (min_effect, min_effect),
     }
 }
+
+/// Healthy lines are within so many standard deviations of their spread.
+const HEALTHY_RANGE: f64 = 2.4;
 
 fn order(shape: &Shape) -> (u8, Vec<usize>) {
     match shape {
@@ -154,16 +189,11 @@ fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
         }
     }
     for mut members in lines {
-        let effect = |confirmed: &Confirmed| confirmed.estimate().map_or(0.0, |e| e.effect);
+        let effect = |confirmed: &Confirmed| confirmed.by_size.iter().flatten().next().map_or(0.0, |e| e.effect);
         members.sort_by(|a, b| effect(a).total_cmp(&effect(b)));
         let mut current: Vec<Confirmed> = Vec::new();
         for confirmed in members {
-            let apart = current.last().is_some_and(|last| {
-                let (low, high) = (effect(last), effect(&confirmed));
-                let gap = 0.05_f64.max(0.25 * high.abs());
-                high - low > gap || low.signum() < high.signum()
-            });
-            if apart {
+            if current.last().is_some_and(|last| !alike(&last.by_size, &confirmed.by_size)) {
                 groups.push(std::mem::take(&mut current));
             }
             current.push(confirmed);
@@ -173,6 +203,18 @@ fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
         }
     }
     groups
+}
+
+/// True when two lines have one effect at every size.
+fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>]) -> bool {
+    a.iter().zip(b).all(|(a, b)| match (a, b) {
+        (Some(a), Some(b)) => alike_effects(a.effect, b.effect),
+        _ => true,
+    })
+}
+
+fn alike_effects(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 0.05_f64.max(0.25 * a.abs().max(b.abs())) && a * b > 0.0
 }
 
 /// The mean effect of a group at one size, its standard error included.

@@ -38,6 +38,8 @@ pub(crate) struct Suspect {
     pub(crate) shape: Shape,
     /// Logarithm of the time against the rest, from the blocks: positive is slow.
     pub(crate) effect: f64,
+    /// Position of the size that shows it.
+    pub(crate) size: usize,
 }
 
 /// Lines of an axis against the others of it.
@@ -320,8 +322,10 @@ pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
 pub(crate) fn find(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<Suspect> {
     let mut found: Vec<Suspect> = Vec::new();
     // The largest size first: its effect is the one that is reported.
-    for fit in fits.iter().rev().flatten() {
-        for suspect in of_size(table, fit, min_effect) {
+    for (size, fit) in fits.iter().enumerate().rev() {
+        let Some(fit) = fit else { continue };
+        for mut suspect in of_size(table, fit, min_effect) {
+            suspect.size = size;
             let known = found.iter().any(|other| overlap(table, &other.shape, &suspect.shape));
             if !known {
                 found.push(suspect);
@@ -372,7 +376,7 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
         for (node, effect) in &levels.nodes {
             let members = nodes.get(node).cloned().unwrap_or_default();
             let shape = Shape::Lines { axis, members, node: Some(*node) };
-            found.push(Suspect { shape, effect: *effect });
+            found.push(Suspect { shape, effect: *effect, size: 0 });
         }
         let least = (levels.threshold - levels.se).max(0.8 * levels.threshold);
         let slow: Vec<usize> =
@@ -385,7 +389,7 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
         let effect = fit.class[kinship as usize];
         let se = 1.25 * fit.point_sd / (cells * blocks).sqrt();
         if cells > 0.0 && effect > 0.7 * min_effect && effect > 3.0 * se {
-            found.push(Suspect { shape: Shape::Class(kinship), effect });
+            found.push(Suspect { shape: Shape::Class(kinship), effect, size: 0 });
         }
     }
     if rows > 1 && cols > 1 {
@@ -427,6 +431,7 @@ fn split_partial(
         let whole = Suspect {
             shape: Shape::Lines { axis, members: vec![line], node: None },
             effect: level,
+            size: 0,
         };
         // The line's own level is that of its slow part.
         let slow_part: Vec<usize> =
@@ -464,7 +469,7 @@ fn split_partial(
         } else {
             Shape::Block { rows: members, cols: lines }
         };
-        found.push(Suspect { shape, effect });
+        found.push(Suspect { shape, effect, size: 0 });
     }
     found
 }
@@ -531,8 +536,10 @@ fn rectangles(
                 rest.values[row * cols + col] = f32::NAN;
             }
         }
-        found.push(Suspect { shape: Shape::Block { rows: rows_in, cols: cols_in }, effect });
+        let shape = Shape::Block { rows: rows_in, cols: cols_in };
+        found.push(Suspect { shape, effect, size: 0 });
     }
+    merge(&mut found);
     let mut cells: Vec<(f64, usize)> = (0..rest.values.len())
         .filter(|&at| f64::from(rest.values[at]) > least_cell)
         .map(|at| (f64::from(rest.values[at]), at))
@@ -540,9 +547,49 @@ fn rectangles(
     cells.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     for (effect, at) in cells.into_iter().take(MOST_RECTANGLES) {
         let shape = Shape::Block { rows: vec![at / cols], cols: vec![at % cols] };
-        found.push(Suspect { shape, effect });
+        found.push(Suspect { shape, effect, size: 0 });
     }
     found
+}
+
+/// Rectangles of one effect that share their columns or their rows are one.
+fn merge(found: &mut Vec<Suspect>) {
+    let mut at = 0;
+    while at < found.len() {
+        let other = (at + 1..found.len()).find(|&other| joined(&found[at], &found[other]).is_some());
+        match other {
+            Some(other) => {
+                if let Some(joined) = joined(&found[at], &found[other]) {
+                    found[at] = joined;
+                }
+                found.remove(other);
+            }
+            None => at += 1,
+        }
+    }
+}
+
+fn joined(a: &Suspect, b: &Suspect) -> Option<Suspect> {
+    let (Shape::Block { rows, cols }, Shape::Block { rows: b_rows, cols: b_cols }) =
+        (&a.shape, &b.shape)
+    else {
+        return None;
+    };
+    let alike = (a.effect - b.effect).abs() < 0.25 * a.effect.max(b.effect);
+    let union = |a: &[usize], b: &[usize]| -> Vec<usize> {
+        a.iter().chain(b).copied().collect::<BTreeSet<usize>>().into_iter().collect()
+    };
+    let shape = if cols == b_cols {
+        Shape::Block { rows: union(rows, b_rows), cols: cols.clone() }
+    } else if rows == b_rows {
+        Shape::Block { rows: rows.clone(), cols: union(cols, b_cols) }
+    } else {
+        return None;
+    };
+    let (own, other) =
+        ((rows.len() * cols.len()) as f64, (b_rows.len() * b_cols.len()) as f64);
+    let effect = (a.effect * own + b.effect * other) / (own + other);
+    alike.then_some(Suspect { shape, effect, size: a.size })
 }
 
 /// Logarithm of the number of ways to choose `few` of `all`.
@@ -564,7 +611,7 @@ fn seeds(rest: &Residuals, shape: [usize; 2], axis: usize) -> Vec<usize> {
             // Tails are heavier than a normal's: 4 % above two deviations is nothing.
             let expected = 0.04 * present;
             let z = (slow - expected) / (expected + 1.0).sqrt();
-            (z > 2.0 || strong >= 2).then_some((z, line))
+            (z > 0.5 || strong >= 2).then_some((z, line))
         })
         .collect();
     scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
