@@ -107,9 +107,9 @@ impl Evidence {
         let missing = not_tested(&self.tables, manifest, expect);
         for table in std::mem::take(&mut self.tables).into_values() {
             let (min_effect, order, declared) = settings(manifest, table.sweep);
-            let fitted = Fitted::new(table);
-            let Fitted { table, fits, .. } = &fitted;
             let randomised = order == Some(Order::Blocks);
+            let fitted = if randomised { Fitted::new(table) } else { Fitted::plain(table) };
+            let Fitted { table, fits, .. } = &fitted;
             if let Some(finding) = artefact::bimodal(table, fits) {
                 findings.push(finding);
             }

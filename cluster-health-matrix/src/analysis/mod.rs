@@ -53,6 +53,13 @@ impl Fitted {
         }
         Self { table, fits, additive }
     }
+
+    /// With nothing taken out of the table: in a fixed order, time and place are one.
+    fn plain(mut table: Table) -> Self {
+        table.arrange();
+        let fits = (0..table.sizes.len()).map(|size| fit::fit(&table, size)).collect();
+        Self { table, fits, additive: Vec::new() }
+    }
 }
 
 /// The confirming visits that the blocks of a table call for: the cells of each round.
