@@ -42,7 +42,19 @@ const FEWEST: usize = 8;
 
 impl Course {
     /// Steps, drift and bursts that change the level by at least `least`.
-    pub(crate) fn of(values: &[f64], least: f64) -> Self {
+    pub(crate) fn of(levels: &[Level], least: f64) -> Self {
+        let values: Vec<f64> = levels.iter().map(|level| level.value).collect();
+        // Drift goes with time where it is known, else with the position.
+        let timed = levels.iter().all(|level| level.t_s.is_finite());
+        let times: Vec<f64> = levels
+            .iter()
+            .zip(0_u32..)
+            .map(|(level, at)| if timed { level.t_s } else { f64::from(at) })
+            .collect();
+        Self::of_series(&values, &times, least)
+    }
+
+    fn of_series(values: &[f64], times: &[f64], least: f64) -> Self {
         let count = values.len();
         let mut course = Self { model: vec![0.0; count], ..Self::default() };
         if count < FEWEST {
@@ -56,34 +68,40 @@ impl Course {
             calm[window.clone()].iter_mut().for_each(|calm| *calm = false);
         }
         let kept: Vec<usize> = (0..count).filter(|&at| calm[at]).collect();
-        let series: Vec<f64> = kept.iter().map(|&at| values[at]).collect();
+        let series: Vec<(f64, f64)> = kept.iter().map(|&at| (times[at], values[at])).collect();
         let mut cuts = Vec::new();
-        cut(&series, 0, 3, &mut cuts);
+        cut(&kept.iter().map(|&at| values[at]).collect::<Vec<_>>(), 0, 3, &mut cuts);
         cuts.sort_unstable();
         // A slow trend looks like steps: whatever leaves less.
         let slope = slope(&series, &[]);
         let left = |cuts: &[usize], slope: f64| -> f64 {
-            let levels = levels(&series, cuts, slope);
-            series.iter().zip(&levels).map(|(value, level)| (value - level).abs()).sum()
+            let levels = levels_with(&series, cuts, slope);
+            series.iter().zip(&levels).map(|((_, value), level)| (value - level).abs()).sum()
         };
-        let (slope, cuts) = if !cuts.is_empty() && left(&[], slope) < 1.02 * left(&cuts, 0.0) {
+        // Each step is one more number that fits the noise.
+        let bonus = 1.0 + 0.04 * cuts.len() as f64;
+        let (slope, cuts) = if !cuts.is_empty() && left(&[], slope) < bonus * left(&cuts, 0.0) {
             (slope, Vec::new())
         } else {
             (self::slope(&series, &cuts), cuts)
         };
-        let length = series.len() as f64;
-        let longest = segments(series.len(), &cuts).map(|s| s.len()).max().unwrap_or(0) as f64;
+        let range = |part: std::ops::Range<usize>| series[part.end - 1].0 - series[part.start].0;
+        let longest = segments(series.len(), &cuts)
+            .max_by(|a, b| range(a.clone()).total_cmp(&range(b.clone())))
+            .unwrap_or(0..series.len());
+        let all = range(0..series.len());
         // Of a line through the longest stretch, with noise that neighbours share a little.
-        let error = 2.0 * sd * 12.0_f64.sqrt() * length / longest.max(1.0).powf(1.5);
-        let total = slope * length;
+        let error = 2.0 * sd * 12.0_f64.sqrt() / (longest.len() as f64).sqrt() * all
+            / range(longest).max(1e-9);
+        let total = slope * all;
         let drifts = total.abs() > least && total.abs() > LEAST_Z * error;
         let slope = if drifts { slope } else { 0.0 };
         course.drift = drifts.then_some((total, error));
-        let model = levels(&series, &cuts, slope);
+        let model = levels_with(&series, &cuts, slope);
         for (place, &at) in cuts.iter().enumerate() {
             let before = if place == 0 { 0 } else { cuts[place - 1] };
             let after = cuts.get(place + 1).copied().unwrap_or(series.len());
-            let delta = model[at] - model[at - 1] - slope;
+            let delta = model[at] - model[at - 1] - slope * (series[at].0 - series[at - 1].0);
             let error = 1.25
                 * sd
                 * (1.0 / (at - before) as f64 + 1.0 / (after - at) as f64).sqrt();
@@ -119,34 +137,36 @@ fn segments(count: usize, cuts: &[usize]) -> impl Iterator<Item = std::ops::Rang
     starts.zip(ends).map(|(start, end)| start..end)
 }
 
-/// The level at each position, given steps and a slope.
-fn levels(values: &[f64], cuts: &[usize], slope: f64) -> Vec<f64> {
-    let mut levels = Vec::with_capacity(values.len());
-    for segment in segments(values.len(), cuts) {
-        let mut flat: Vec<f64> =
-            segment.clone().map(|at| values[at] - slope * at as f64).collect();
+/// The level of each (time, value), given steps and a slope.
+fn levels_with(series: &[(f64, f64)], cuts: &[usize], slope: f64) -> Vec<f64> {
+    let mut levels = Vec::with_capacity(series.len());
+    for segment in segments(series.len(), cuts) {
+        let part = &series[segment];
+        let mut flat: Vec<f64> = part.iter().map(|(time, value)| value - slope * time).collect();
         let level = middle(&mut flat);
-        levels.extend(segment.map(|at| level + slope * at as f64));
+        levels.extend(part.iter().map(|(time, _)| level + slope * time));
     }
     levels
 }
 
-/// Change per position inside the stretches between cuts: the median of the slopes between the
+/// Change with time inside the stretches between cuts: the median of the slopes between the
 /// levels of their parts (Theil and Sen).
-fn slope(values: &[f64], cuts: &[usize]) -> f64 {
-    let width = (values.len() / 64).max(1);
+fn slope(series: &[(f64, f64)], cuts: &[usize]) -> f64 {
+    let width = (series.len() / 64).max(1);
     let mut slopes = Vec::new();
-    for segment in segments(values.len(), cuts) {
-        let parts: Vec<(f64, f64)> = values[segment.clone()]
+    for segment in segments(series.len(), cuts) {
+        let parts: Vec<(f64, f64)> = series[segment]
             .chunks(width)
-            .enumerate()
-            .map(|(part, chunk)| {
-                let at = segment.start + part * width;
-                (at as f64 + chunk.len() as f64 / 2.0, middle(&mut chunk.to_vec()))
+            .map(|chunk| {
+                (
+                    middle(&mut chunk.iter().map(|(time, _)| *time).collect::<Vec<_>>()),
+                    middle(&mut chunk.iter().map(|(_, value)| *value).collect::<Vec<_>>()),
+                )
             })
             .collect();
         for (at, a) in parts.iter().enumerate() {
-            slopes.extend(parts[at + 1..].iter().map(|b| (b.1 - a.1) / (b.0 - a.0)));
+            let later = parts[at + 1..].iter().filter(|b| b.0 > a.0);
+            slopes.extend(later.map(|b| (b.1 - a.1) / (b.0 - a.0)));
         }
     }
     let slope = middle(&mut slopes);
@@ -232,7 +252,7 @@ pub(super) fn find(fitted: &Fitted) -> Vec<Finding> {
         ));
         found.push(finding);
     }
-    let course = Course::of(&levels.iter().map(|level| level.value).collect::<Vec<_>>(), LEAST);
+    let course = Course::of(&levels, LEAST);
     found.extend(findings(table, &levels, &course));
     found.extend(device_steps(fitted, near));
     found
@@ -370,7 +390,8 @@ pub(crate) fn findings(table: &Table, levels: &[Level], course: &Course) -> Vec<
     found
 }
 
-fn burst_finding(table: &Table, levels: &[Level], bursts: &Bursts) -> Finding {
+/// The finding of bursts in these levels.
+pub(crate) fn burst_finding(table: &Table, levels: &[Level], bursts: &Bursts) -> Finding {
     let mut finding = Finding::new(Kind::Burst, Some(table.sweep), Some(&table.load));
     finding.effect = Some(effect(bursts.depth, bursts.error));
     let windows = &bursts.windows;

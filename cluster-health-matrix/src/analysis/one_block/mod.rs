@@ -539,7 +539,11 @@ impl View<'_> {
         let which: Vec<usize> =
             (0..grid.level.len()).filter(|&slot| grid.level[slot].is_finite()).collect();
         let values: Vec<f64> = levels.iter().map(|level| level.value).collect();
-        let mut course = time::Course::of(&values, self.min_effect);
+        let mut course = time::Course::of(&levels, self.min_effect);
+        // A slow line is as long as a slot: bursts are sought in shorter parts.
+        course.bursts = None;
+        let (parts, bursts) = self.bursts();
+        artefacts.extend(bursts.map(|bursts| time::burst_finding(table, &parts, &bursts)));
         let axis = self.scan.outer_axis();
         let name = |place: usize| axis.ids[self.scan.slots[which[place]].line];
         // A step where the node changes may be the node's.
@@ -600,12 +604,47 @@ impl View<'_> {
         }
     }
 
+    /// Windows shorter than a slot that are slow, whichever place is measured in them, in levels of
+    /// a few points.
+    fn bursts(&self) -> (Vec<time::Level>, Option<time::Bursts>) {
+        let scan = &self.scan;
+        let points: usize = scan.grids.len() * scan.slots.len() * scan.inner();
+        let width = if points <= 4000 { 4 } else { 8 };
+        let mut levels: Vec<time::Level> = Vec::new();
+        for (at, slot) in scan.slots.iter().enumerate() {
+            for grid in &scan.grids {
+                for lines in scan.visited.chunks(width) {
+                    let mut values: Vec<f64> = lines
+                        .iter()
+                        .map(|&line| grid.rest(scan, at, line))
+                        .filter(|value| value.is_finite())
+                        .collect();
+                    if values.len() * 2 >= width.min(lines.len()) && !values.is_empty() {
+                        let seq = grid.seq(at, lines[0]);
+                        let value = middle(&mut values);
+                        levels.push(time::Level { seq, t_s: slot.t_s, value });
+                    }
+                }
+            }
+        }
+        let bursts = time::Course::of(&levels, self.min_effect).bursts;
+        (levels, bursts)
+    }
+
     /// Single cells.
     fn cells(&self, undecided: &mut Vec<Undecided>) {
         let Some(grid) = self.largest() else { return };
         let border = (6.0 * grid.point_sd).max(2.0 * self.min_effect);
         let (slow, all) = grid.count_beyond(&self.scan, border);
-        if slow > 0 {
+        let few = self.scan.slots.len() < 8 || self.scan.inner() < 3;
+        let spread = self.scan.grids.iter().map(Grid::range).fold(0.0, f64::max);
+        if few && spread > self.min_effect {
+            undecided.push(Undecided {
+                what: format!("differences of up to × {:.2} in time", spread.exp()),
+                devices: Vec::new(),
+                why: "too few points to tell what belongs to a place".to_owned(),
+            });
+        } else if slow > 0 {
             undecided.push(Undecided {
                 what: format!("{slow} of {all} single cells"),
                 devices: Vec::new(),

@@ -91,6 +91,8 @@ pub(super) fn first_visit(view: &View<'_>) -> Option<Finding> {
 struct Onset {
     grid: usize,
     slot: usize,
+    /// The slot from which on it is as before, where it does not last.
+    until: Option<usize>,
     seq: u32,
     /// Time before and after, nanoseconds more than the rest.
     before_ns: f64,
@@ -111,7 +113,7 @@ pub(super) fn device_steps(
         return Vec::new();
     }
     let mut steps: Vec<(Vec<u32>, Vec<Onset>)> = Vec::new();
-    let near = view.scan.slots.len().div_ceil(50);
+    let near = view.scan.slots.len() / 100;
     for line in 0..view.scan.inner() {
         let device = table.cols.ids[line];
         let is_decided = structural
@@ -127,6 +129,7 @@ pub(super) fn device_steps(
         let same = steps.iter_mut().find(|(_, known)| {
             known.last().is_some_and(|known| {
                 known.grid == last.grid
+                    && known.until.is_some() == last.until.is_some()
                     && known.slot.abs_diff(last.slot) <= near
                     && (known.delta - last.delta).abs() < 0.3 * known.delta.abs()
             })
@@ -166,11 +169,15 @@ fn describe(view: &View<'_>, devices: Vec<u32>, onsets: &[Onset]) -> Finding {
     for onset in onsets {
         let grid = &view.scan.grids[onset.grid];
         finding.facts.push(format!(
-            "{}: from {} {} on (position {} of {slots} in the scan, point {}, {:.1} % of it) {:+.3} \
+            "{}: from {} {} {} (position {} of {slots} in the scan, point {}, {:.1} % of it) {:+.3} \
              ms per transfer against the other devices, before {:+.3} ms",
             table.sizes[grid.size],
             axis.name,
             axis.ids[view.scan.slots[onset.slot].line],
+            onset.until.map_or_else(
+                || "on".to_owned(),
+                |until| format!("to before {}", axis.ids[view.scan.slots[until].line])
+            ),
             onset.slot,
             onset.seq,
             100.0 * onset.slot as f64 / slots as f64,
@@ -217,31 +224,60 @@ fn onset(view: &View<'_>, at: usize, line: usize) -> Option<Onset> {
     }
     let typical = robust_sd(&values, middle(&mut values.clone()));
     let noise = grid.point_sd.min(typical).max(1e-4);
-    // Where the level jumps about, the share of slow points tells more than the level.
     let border = view.min_effect.max(6.0 * noise);
-    let cut = step(&values, 3)
-        .filter(|(_, delta)| delta.abs() > view.min_effect)
-        .map(|(cut, _)| cut)
-        .or_else(|| change_of_share(&values.iter().map(|v| *v > border).collect::<Vec<_>>()))?;
-    let (before, after) = values.split_at(cut);
-    let (low, high) = (middle(&mut before.to_vec()), middle(&mut after.to_vec()));
+    let (mut from, until) = window(&values, border, view.min_effect)?;
+    let outside: Vec<f64> = values[..from].iter().chain(&values[until..]).copied().collect();
+    // What was before tells most, if there was something.
+    let before = if from >= 3 { &values[..from] } else { &outside[..] };
+    let inside = &values[from..until];
+    let (low, high) = (middle(&mut before.to_vec()), middle(&mut inside.to_vec()));
     let delta = high - low;
     let spread = |part: &[f64], center: f64| robust_sd(part, center) / (part.len() as f64).sqrt();
-    let error = 1.25 * spread(before, low).hypot(spread(after, high)).max(noise / (count as f64).sqrt());
+    let error = 1.25
+        * spread(before, low).hypot(spread(inside, high)).max(noise / (count as f64).sqrt());
     if delta.abs() < view.min_effect || delta.abs() < 4.0 * error {
         return None;
     }
-    let slot = series[cut].0;
+    // The first ones may have less of it.
+    let beyond = border.max(8.0 * robust_sd(before, low)).max(0.3 * delta.abs()) * delta.signum();
+    while from > 0 && (values[from - 1] - low - beyond) * delta.signum() > 0.0 {
+        from -= 1;
+    }
+    let slot = series[from].0;
     let usual = grid.usual_ns();
     Some(Onset {
         grid: at,
         slot,
+        until: (until < count).then(|| series[until].0),
         seq: grid.seq(slot, line),
         before_ns: usual * (low.exp() - 1.0),
         after_ns: usual * (high.exp() - 1.0),
         delta,
         error,
     })
+}
+
+/// Where a series changes: from when on, and until when.
+fn window(values: &[f64], border: f64, least: f64) -> Option<(usize, usize)> {
+    // Where the level jumps about, the share of slow points tells more than the level.
+    let cut = |values: &[f64]| {
+        step(values, 3).filter(|(_, delta)| delta.abs() > least).map(|(cut, _)| cut).or_else(|| {
+            change_of_share(&values.iter().map(|value| *value > border).collect::<Vec<_>>())
+        })
+    };
+    let at = cut(values)?;
+    let slow = |part: &[f64]| {
+        part.iter().filter(|value| **value > border).count() as f64 / part.len().max(1) as f64
+    };
+    let (before, after) = values.split_at(at);
+    if slow(before) <= slow(after) {
+        return Some((at, values.len()));
+    }
+    // It ends here; it may have begun meanwhile.
+    match cut(before) {
+        Some(from) if slow(&before[..from]) < slow(&before[from..]) => Some((from, at)),
+        _ => Some((at, values.len())),
+    }
 }
 
 /// Where the share of members of a series changes most.

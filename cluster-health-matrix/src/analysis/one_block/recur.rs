@@ -52,8 +52,9 @@ impl Recurrence {
                 .map(|(_, value)| *value)
                 .collect();
             let level = middle(&mut part);
-            // Half of it; a part without members does not show it either.
-            let shows = level * effect.signum() > effect.abs() / 2.0;
+            // Less of it may be there at times, but some; a part without members does not show it.
+            let error = 1.25 * sd / (part.len() as f64).sqrt();
+            let shows = level * effect.signum() > (effect.abs() / 5.0).max(3.0 * error);
             if !shows && missing.is_none() {
                 missing = Some(if part.is_empty() { Why::Short } else { Why::Eighth(eighth) });
             }

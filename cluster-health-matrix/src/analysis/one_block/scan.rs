@@ -224,6 +224,12 @@ impl Grid {
         (self.mu + middle(&mut levels)).exp()
     }
 
+    /// Logarithm of the longest time ÷ the shortest one.
+    pub(super) fn range(&self) -> f64 {
+        let present = || self.ln.iter().copied().filter(|ln| ln.is_finite());
+        f64::from(present().fold(f32::MIN, f32::max) - present().fold(f32::MAX, f32::min))
+    }
+
     /// Time of a slot's healthy lines, nanoseconds.
     pub(super) fn slot_ns(&self, slot: usize) -> f64 {
         (self.mu + self.level[slot]).exp()
