@@ -37,6 +37,8 @@ pub(crate) struct Bursts {
     pub(crate) error: f64,
 }
 
+/// Share of what steps explain that a trend must explain to be preferred.
+const TREND_SHARE: f64 = 0.7;
 /// Fewest levels that a course is sought in.
 const FEWEST: usize = 8;
 
@@ -69,22 +71,31 @@ impl Course {
         }
         let kept: Vec<usize> = (0..count).filter(|&at| calm[at]).collect();
         let series: Vec<(f64, f64)> = kept.iter().map(|&at| (times[at], values[at])).collect();
-        let mut cuts = Vec::new();
-        cut(&kept.iter().map(|&at| values[at]).collect::<Vec<_>>(), 0, 3, &mut cuts);
-        cuts.sort_unstable();
-        // A slow trend looks like steps: whatever leaves less.
-        let slope = slope(&series, &[]);
         let left = |cuts: &[usize], slope: f64| -> f64 {
             let levels = levels_with(&series, cuts, slope);
             series.iter().zip(&levels).map(|((_, value), level)| (value - level).abs()).sum()
         };
-        // Each step is one more number that fits the noise.
-        let bonus = 1.0 + 0.04 * cuts.len() as f64;
-        let (slope, cuts) = if !cuts.is_empty() && left(&[], slope) < bonus * left(&cuts, 0.0) {
-            (slope, Vec::new())
-        } else {
-            (self::slope(&series, &cuts), cuts)
-        };
+        // A slow trend looks like steps, and steps like a trend: whatever leaves less, where each
+        // step is one more number that fits the noise.
+        let trend = slope(&series, &[]);
+        let (slope, cuts, _): (f64, Vec<usize>, f64) = [0.0, trend]
+            .into_iter()
+            .map(|trend| {
+                let flat: Vec<f64> =
+                    series.iter().map(|(time, value)| value - trend * time).collect();
+                let mut cuts = Vec::new();
+                cut(&flat, 0, 3, 3, &mut cuts);
+                cuts.sort_unstable();
+                let slope = slope(&series, &cuts);
+                let cost = left(&cuts, slope) * (1.0 + 0.04 * cuts.len() as f64);
+                (slope, cuts, cost)
+            })
+            .min_by(|a, b| a.2.total_cmp(&b.2))
+            .unwrap_or_default();
+        // Where the trend alone explains most of what steps do, it is the simpler word for it.
+        let base = left(&[], 0.0);
+        let explains = base - left(&[], trend) > TREND_SHARE * (base - left(&cuts, slope));
+        let (slope, cuts) = if explains { (trend, Vec::new()) } else { (slope, cuts) };
         let range = |part: std::ops::Range<usize>| series[part.end - 1].0 - series[part.start].0;
         let longest = segments(series.len(), &cuts)
             .max_by(|a, b| range(a.clone()).total_cmp(&range(b.clone())))
@@ -120,14 +131,15 @@ impl Course {
     }
 }
 
-fn cut(values: &[f64], first: usize, most: usize, cuts: &mut Vec<usize>) {
+/// Adds the steps of values that begin at `first`, at most `most` deep.
+fn cut(values: &[f64], first: usize, most: usize, shortest: usize, cuts: &mut Vec<usize>) {
     if most == 0 {
         return;
     }
-    if let Some((at, _)) = step(values, 3) {
+    if let Some((at, _)) = step(values, shortest) {
         cuts.push(first + at);
-        cut(&values[..at], first, most - 1, cuts);
-        cut(&values[at..], first + at, most - 1, cuts);
+        cut(&values[..at], first, most - 1, shortest, cuts);
+        cut(&values[at..], first + at, most - 1, shortest, cuts);
     }
 }
 
@@ -178,6 +190,17 @@ const MOST_BURSTS: f64 = 0.4;
 
 fn bursts(values: &[f64], sd: f64, least: f64) -> Option<Bursts> {
     let count = values.len();
+    // Steps for long are no bursts, and a running median is wrong beside them.
+    let mut cuts = Vec::new();
+    cut(values, 0, 2, (count / 8).max(3), &mut cuts);
+    cuts.sort_unstable();
+    let flat: Vec<f64> = segments(count, &cuts)
+        .flat_map(|segment| {
+            let level = middle(&mut values[segment.clone()].to_vec());
+            values[segment].iter().map(move |value| value - level)
+        })
+        .collect();
+    let values = flat.as_slice();
     let half = (count / 10).max(7);
     let stride = (half / 8).max(1);
     let base: Vec<f64> = (0..count)
@@ -264,7 +287,9 @@ fn levels_of(fitted: &Fitted) -> Vec<Level> {
     let mut points: Vec<Level> = Vec::with_capacity(table.obs.len());
     let mut visits: Vec<u32> = Vec::with_capacity(table.obs.len());
     let mut all: Vec<(u32, f64, u32)> = Vec::with_capacity(table.obs.len());
-    for fit in fitted.fits.iter().flatten() {
+    // A cost per transfer weighs more in small ones: of pairs, which mix the sizes, only one.
+    let fits = fitted.fits.iter().rev().flatten();
+    for fit in fits.take(if table.sweep.is_pair() { 1 } else { usize::MAX }) {
         for &at in &fit.which {
             let obs = &table.obs[at as usize];
             if !obs.is_block() {
@@ -464,8 +489,11 @@ fn device_steps(fitted: &Fitted, near: impl Fn(u32, u32) -> bool) -> Vec<Finding
             }
         }
     }
+    let sizes = fitted.fits.iter().flatten().count();
     found
         .into_iter()
+        // What changes a device's rate does so at more than one size.
+        .filter(|step| sizes < 2 || step.sizes.iter().any(|size| *size != step.sizes[0]))
         .map(|mut step| {
             step.devices.sort_unstable();
             step.devices.dedup();

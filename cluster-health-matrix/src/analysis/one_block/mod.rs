@@ -766,6 +766,3 @@ fn level(values: &mut [f64]) -> f64 {
     let q = if values.len() <= 4 { 0.34 } else { 0.5 };
     quantile(values, q)
 }
-
-#[cfg(test)]
-mod tests;
