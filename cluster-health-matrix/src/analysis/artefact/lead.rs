@@ -271,7 +271,7 @@ pub(crate) fn periodic(
     for every in SHORTEST..=last / 3 {
         for phase in [0, every - 1] {
             let first = if phase == 0 { every } else { phase };
-            let (mut hits, mut of) = (0, 0);
+            let (mut hits, mut of) = (0_u32, 0_u32);
             for at in (first..=last).step_by(every as usize) {
                 // Four in a row that are none: it is not this distance.
                 if of >= 4 && hits == 0 {
@@ -284,7 +284,7 @@ pub(crate) fn periodic(
                     of += 1;
                 }
             }
-            if hits < 3 || (hits as f64) < MOST_MISSES * f64::from(of) {
+            if hits < 3 || f64::from(hits) < MOST_MISSES * f64::from(of) {
                 continue;
             }
             // At least so many of so many, each by chance: a bound of the binomial tail.

@@ -18,6 +18,15 @@ fn noise(seed: u64, count: usize) -> Vec<f64> {
     (0..count).map(|_| (-2.0 * (1.0 - unit()).ln()).sqrt() * (TAU * unit()).cos()).collect()
 }
 
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "milliseconds, above 0"
+)]
+fn whole(time: f64) -> u64 {
+    time as u64
+}
+
 fn levels(values: impl IntoIterator<Item = f64>) -> Vec<Level> {
     (0_u32..)
         .zip(values)
@@ -93,7 +102,7 @@ fn table(shape: impl Fn(&mut Sample, usize)) -> Table {
                 sample.device = Some(DeviceId(device));
                 sample.bind_ns = if device == 0 { 50_000 } else { 0 };
                 sample.t_ns = Some(seq as u64 * 1_000_000);
-                let time = |at: usize| (300_000.0 * (0.01 * jitter[4 * seq + at]).exp()) as u64;
+                let time = |at: usize| whole(300_000.0 * (0.01 * jitter[4 * seq + at]).exp());
                 sample.warmup_ns = vec![time(3)];
                 sample.iter_ns = (0..3).map(time).collect();
                 shape(&mut sample, seq);
@@ -139,7 +148,7 @@ fn two_modes_are_bimodal_and_a_slow_device_is_not() {
         let Fitted { table, fits, .. } = Fitted::plain(table(|sample, seq| {
             let factor = if is_slow(sample, seq) { 3.2 / 2.1 } else { 1.0 };
             for time in &mut sample.iter_ns {
-                *time = (*time as f64 * 7.0 * factor) as u64;
+                *time = whole(*time as f64 * 7.0 * factor);
             }
         }));
         bimodal(&table, &fits)

@@ -33,6 +33,9 @@ const NODE_SHARE: f64 = 0.8;
 /// Names in a fact.
 const MOST_NAMES: usize = 16;
 
+/// What is known at each of the scan's sizes.
+type BySize = Vec<Option<Recurrence>>;
+
 /// A suspicion that the scan cannot decide.
 struct Undecided {
     what: String,
@@ -132,7 +135,7 @@ impl View<'_> {
         series: &[Vec<(usize, f64)>],
         threshold: f64,
         shared: f64,
-    ) -> Option<Result<Vec<Option<Recurrence>>, String>> {
+    ) -> Option<Result<BySize, String>> {
         self.weigh_signed(series, threshold, shared, false)
     }
 
@@ -142,9 +145,9 @@ impl View<'_> {
         threshold: f64,
         shared: f64,
         may_be_faster: bool,
-    ) -> Option<Result<Vec<Option<Recurrence>>, String>> {
+    ) -> Option<Result<BySize, String>> {
         let slots = self.scan.slots.len();
-        let all: Vec<Option<Recurrence>> =
+        let all: BySize =
             series.iter().map(|series| Recurrence::of(series, slots, shared)).collect();
         let size = |value: f64| if may_be_faster { value.abs() } else { value };
         let shows = |r: &Recurrence| size(r.effect) > threshold;
@@ -270,7 +273,7 @@ impl View<'_> {
         let thresholds: Vec<(f64, f64)> =
             levels.iter().map(|levels| self.threshold(levels, &hops)).collect();
         // What no finding names is the rest that effects are of.
-        let mut decided: Vec<(usize, Vec<Option<Recurrence>>)> = Vec::new();
+        let mut decided: Vec<(usize, BySize)> = Vec::new();
         for line in 0..self.scan.inner() {
             let is_slow = levels
                 .iter()
@@ -317,7 +320,7 @@ impl View<'_> {
         };
         for group in group(decided) {
             let ids = sorted(group.iter().map(|(line, _)| axis.ids[*line]));
-            let by_size: Vec<Option<Recurrence>> = (0..self.scan.grids.len())
+            let by_size: BySize = (0..self.scan.grids.len())
                 .map(|size| {
                     let all: Vec<&Recurrence> =
                         group.iter().filter_map(|(_, by_size)| by_size[size].as_ref()).collect();
@@ -427,7 +430,7 @@ impl View<'_> {
         }
         let others: Vec<usize> =
             rest.iter().flat_map(|(_, members)| members.iter().copied()).collect();
-        let mut decided: Vec<(u32, &Vec<usize>, Vec<Option<Recurrence>>)> = Vec::new();
+        let mut decided: Vec<(u32, &Vec<usize>, BySize)> = Vec::new();
         for (node, members) in &taken {
             let series: Vec<Vec<(usize, f64)>> = self
                 .scan
@@ -455,7 +458,7 @@ impl View<'_> {
             decided.iter().enumerate().map(|(at, (_, _, r))| (at, r.clone())).collect(),
         );
         for group in groups {
-            let by_size: Vec<Option<Recurrence>> = (0..self.scan.grids.len())
+            let by_size: BySize = (0..self.scan.grids.len())
                 .map(|size| {
                     let all: Vec<&Recurrence> =
                         group.iter().filter_map(|(_, r)| r[size].as_ref()).collect();
@@ -734,8 +737,6 @@ fn names(ids: impl Iterator<Item = u32>) -> String {
     let more = if ids.len() > shown.len() { ",…" } else { "" };
     format!("{}{more}", shown.join(","))
 }
-
-type BySize = Vec<Option<Recurrence>>;
 
 /// Members of about the same effect together.
 fn group(mut found: Vec<(usize, BySize)>) -> Vec<Vec<(usize, BySize)>> {
