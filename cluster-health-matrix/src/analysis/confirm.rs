@@ -187,8 +187,12 @@ pub(crate) struct Estimate {
     pub(crate) noise: f64,
     pub(crate) seen: usize,
     pub(crate) of: usize,
-    /// Typical time of the rest, nanoseconds.
+    /// Typical time of the rest while this was confirmed, nanoseconds.
     pub(crate) rest_ns: f64,
+    /// Typical time of the rest at its best, before time slowed everything, nanoseconds.
+    pub(crate) nominal_ns: f64,
+    /// Most of the members' points had not settled although others had: no ground of a finding.
+    pub(crate) unsettled: bool,
 }
 
 /// Everything about one size that judging needs.
@@ -248,31 +252,66 @@ impl SizeView<'_> {
             .any(|other| other.shape != *except && other.shape.has(self.table, row, col))
     }
 
-    /// The confirming points; unsettled ones only where nothing settles any more, because the whole
-    /// machine became slower: then all are as good as each other.
-    fn confirming(&self) -> Vec<Point> {
+    /// The confirming points that count for a shape, and whether its own had not settled although
+    /// others had. Where nothing settles, because the whole machine became slower, all points are as
+    /// good as each other.
+    fn confirming(&self, shape: &Shape) -> (Vec<Point>, bool) {
         let first = self.table.blocks;
-        let confirms = || {
+        let confirms = |inside: bool| {
             let points = self.fit.which.iter().map(|&at| &self.table.obs[at as usize]);
-            points.filter(|obs| obs.is_confirm())
+            points.filter(move |obs| {
+                let (row, col) = (usize::from(obs.row), usize::from(obs.col));
+                obs.is_confirm() && shape.has(self.table, row, col) == inside
+            })
         };
-        let all = 2 * confirms().filter(|obs| !obs.settled).count() > confirms().count();
-        self.points(|obs| {
-            (obs.is_confirm() && (all || obs.settled))
+        let unsettled = |inside: bool| {
+            2 * confirms(inside).filter(|obs| !obs.settled).count() > confirms(inside).count()
+        };
+        let (members, others) = (unsettled(true), unsettled(false));
+        let points = self.points(|obs| {
+            (obs.is_confirm() && (members || others || obs.settled))
                 .then(|| usize::from(obs.block.saturating_sub(first)))
-        })
+        });
+        (points, members && !others)
     }
 
     /// The estimate for a shape; `None` when its cells or controls were not confirmed at this size.
     pub(crate) fn estimate(&self, shape: &Shape) -> Option<Estimate> {
-        self.estimate_of(shape, &self.confirming())
+        let (points, unsettled) = self.confirming(shape);
+        Some(Estimate { unsettled, ..self.estimate_of(shape, &points)? })
+    }
+
+    /// Times of the rest while suspects were confirmed, and at its best: in the fastest stretch
+    /// between two steps of time that has a tenth of the points.
+    fn rest_times(&self) -> (f64, f64) {
+        let (table, fit) = (self.table, self.fit);
+        let mut stretches = vec![Vec::new(); fit.cuts.len() + 1];
+        let mut confirming = Vec::new();
+        for (&at, &time) in fit.which.iter().zip(&fit.time) {
+            let obs = &table.obs[at as usize];
+            if obs.is_confirm() {
+                confirming.push(f64::from(time));
+            }
+            stretches[fit.cuts.partition_point(|&cut| cut <= obs.seq)].push(f64::from(time));
+        }
+        let least = fit.which.len() / 10;
+        let best = stretches
+            .iter_mut()
+            .filter(|stretch| stretch.len() >= least.max(1))
+            .map(|stretch| middle(stretch))
+            .fold(f64::INFINITY, f64::min);
+        let now = if confirming.is_empty() { 0.0 } else { middle(&mut confirming) };
+        let best = if best.is_finite() { best.min(now) } else { now };
+        // Less than a few percent is noise of the fit.
+        let best = if now - best < 0.03 { now } else { best };
+        ((fit.mu + now).exp(), (fit.mu + best).exp())
     }
 
     /// Takes rows and columns out of a rectangle that show less than half of its effect in the
     /// confirming visits.
     pub(crate) fn prune(&self, shape: &mut Shape) {
         let Some(effect) = self.estimate(shape).map(|estimate| estimate.effect) else { return };
-        let points = self.confirming();
+        let (points, _) = self.confirming(shape);
         let [all_rows, all_cols] = self.table.shape();
         let whole = shape.clone();
         let Shape::Block { rows, cols } = shape else { return };
@@ -449,13 +488,16 @@ impl SizeView<'_> {
             Shape::Class(_) => fit.point_sd.powi(2) / fit.which.len() as f64,
         };
         let rest = variance.sqrt();
+        let (rest_ns, nominal_ns) = self.rest_times();
         Some(Estimate {
             effect,
             se: noise.hypot(rest),
             noise,
             seen,
             of,
-            rest_ns: fit.mu.exp(),
+            rest_ns,
+            nominal_ns,
+            unsettled: false,
         })
     }
 }

@@ -63,7 +63,8 @@ pub(crate) fn confirmed(
                     _ => estimate.effect,
                 };
                 let (threshold, bound) = thresholds(size);
-                signed > threshold
+                !estimate.unsettled
+                    && signed > threshold
                     && signed - 1.645 * estimate.noise > bound
                     && estimate.seen >= needed(estimate.of)
             })
@@ -234,6 +235,8 @@ fn pooled(group: &[Confirmed], size: usize) -> Option<Estimate> {
         seen: estimates.iter().map(|e| e.seen).min().unwrap_or(first.seen),
         of: first.of,
         rest_ns: first.rest_ns,
+        nominal_ns: first.nominal_ns,
+        unsettled: estimates.iter().all(|e| e.unsettled),
     })
 }
 
@@ -251,22 +254,23 @@ pub(crate) fn effect_of(effect: f64, se: f64) -> Effect {
 fn describe(table: &Table, fits: &[Option<Fit>], group: &[Confirmed]) -> Option<Finding> {
     let first = group.first()?;
     let size = group.iter().map(|confirmed| confirmed.size).max()?;
-    let estimate = pooled(group, size)?;
     let mut finding = place(table, group)?;
+    let mut by_size: Vec<(ByteSize, Estimate)> = (0..fits.len())
+        .filter_map(|size| Some((table.sizes[size], pooled(group, size)?)))
+        .collect();
+    let (scales, extra_us) = growth(&by_size);
+    to_nominal(&mut by_size, scales);
+    let (_, estimate) = *by_size.iter().find(|(bytes, _)| *bytes == table.sizes[size])?;
     finding.effect = Some(effect_of(estimate.effect, estimate.se));
     finding.replicates = Some(Replicates {
         seen: u32::try_from(estimate.seen).unwrap_or(0),
         of: u32::try_from(estimate.of).unwrap_or(0),
     });
-    let by_size: Vec<(ByteSize, Estimate)> = (0..fits.len())
-        .filter_map(|size| Some((table.sizes[size], pooled(group, size)?)))
-        .collect();
-    let (scales, extra_us) = growth(&by_size);
     finding.scales_with_bytes = scales;
     finding.extra_us = extra_us;
     for (bytes, estimate) in &by_size {
         let Effect { ratio, low, high } = effect_of(estimate.effect, estimate.se);
-        let extra = extra_ns(estimate) / 1e3;
+        let extra = estimate.nominal_ns * (estimate.effect.exp() - 1.0) / 1e3;
         finding.facts.push(format!(
             "{bytes}: × {ratio:.3} of the rest's rate (95 % interval {low:.3} to {high:.3}), \
              {extra:+.1} µs per transfer; seen in {} of {} visits made to confirm it",
@@ -286,6 +290,42 @@ fn describe(table: &Table, fits: &[Option<Fit>], group: &[Confirmed]) -> Option<
 
 fn extra_ns(estimate: &Estimate) -> f64 {
     estimate.rest_ns * (estimate.effect.exp() - 1.0)
+}
+
+/// Ratios as they are on the machine at its best: where time slowed everything before the
+/// confirmation, a fixed cost weighs less in it, and so does a slower link beside a cost per call.
+fn to_nominal(by_size: &mut [(ByteSize, Estimate)], scales: Option<bool>) {
+    let (Some((small_bytes, small)), Some((large_bytes, large)), Some(scales)) =
+        (by_size.first().copied(), by_size.last().copied(), scales)
+    else {
+        return;
+    };
+    let span = large_bytes.bytes() as f64 - small_bytes.bytes() as f64;
+    if span <= 0.0 {
+        return;
+    }
+    // The part of the rest's time that does not grow with the bytes.
+    let fixed = |small_ns: f64, large_ns: f64| {
+        let per_byte = (large_ns - small_ns) / span;
+        (small_ns - per_byte * small_bytes.bytes() as f64).clamp(0.0, 0.9 * small_ns)
+    };
+    let fixed_now = fixed(small.rest_ns, large.rest_ns);
+    let fixed_nominal = fixed(small.nominal_ns, large.nominal_ns);
+    for (_, estimate) in by_size {
+        if (estimate.rest_ns / estimate.nominal_ns).ln().abs() < 1e-9 {
+            continue;
+        }
+        let extra = extra_ns(estimate);
+        let nominal = if scales {
+            extra / (estimate.rest_ns - fixed_now) * (estimate.nominal_ns - fixed_nominal)
+        } else {
+            extra
+        };
+        let effect = (nominal / estimate.nominal_ns).max(-0.9).ln_1p();
+        let weight = if estimate.effect.abs() > 1e-6 { effect / estimate.effect } else { 1.0 };
+        estimate.se *= weight.abs().clamp(0.2, 5.0);
+        estimate.effect = effect;
+    }
 }
 
 /// Whether the extra time grows with the bytes, and how much it is when it does not.
