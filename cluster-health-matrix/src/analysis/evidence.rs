@@ -107,14 +107,18 @@ impl Evidence {
         let missing = not_tested(&self.tables, manifest, expect);
         for table in std::mem::take(&mut self.tables).into_values() {
             let (min_effect, order, declared) = settings(manifest, table.sweep);
-            let fitted = Fitted::new(table);
-            let Fitted { table, fits, .. } = &fitted;
+            let mut fitted = Fitted::new(table);
             let randomised = order == Some(Order::Blocks);
+            let mut suspects = Vec::new();
+            if randomised {
+                suspects = suspect::find(&fitted.table, &fitted.fits, min_effect);
+                fitted.refit(&suspects);
+            }
+            let Fitted { table, fits, .. } = &fitted;
             if let Some(finding) = artefact::bimodal(table, fits) {
                 findings.push(finding);
             }
             if randomised {
-                let suspects = suspect::find(table, fits, min_effect);
                 let (mut found, unvisited) = judge::confirmed(table, fits, &suspects, min_effect);
                 findings.append(&mut found);
                 findings.extend(judge::unconfirmed(table, &unvisited));

@@ -110,8 +110,12 @@ impl Groups {
     }
 }
 
-/// Fits the points of one size; `None` when there are none.
-pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
+/// Cells that tell nothing about their rows and columns.
+pub(crate) type Mask<'a> = &'a dyn Fn(usize, usize) -> bool;
+
+/// Fits the points of one size; `None` when there are none. With a mask, rows and columns are
+/// medians of the cells outside of it.
+pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<Fit> {
     let [rows, cols] = table.shape();
     let is_pair = table.sweep.is_pair();
     let which: Vec<u32> = (0_u32..)
@@ -121,7 +125,11 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
         .collect();
     let obs = |at: u32| &table.obs[which[at as usize] as usize];
     let count = u32::try_from(which.len()).ok()?;
-    let block = |at: u32| Some(obs(at)).filter(|obs| obs.is_block());
+    let block = |at: u32| {
+        let is_masked = |row, col| mask.is_some_and(|mask| mask(usize::from(row), usize::from(col)));
+        Some(obs(at)).filter(|obs| obs.is_block() && !is_masked(obs.row, obs.col))
+    };
+    let level_quantile = |count| if mask.is_some() { 0.5 } else { fast_quantile(count) };
     let by_row =
         Groups::new(rows, (0..count).map(|at| block(at).map(|obs| usize::from(obs.row))));
     let by_col =
@@ -185,7 +193,7 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
             scratch.clear();
             scratch.extend(members.iter().map(|&at| rest[at as usize]));
             if !scratch.is_empty() {
-                *level += quantile(&mut scratch, fast_quantile(rows));
+                *level += quantile(&mut scratch, level_quantile(rows));
             }
         }
         fit.mu += center(&mut fit.col, |col| !by_col.of(col).is_empty());
@@ -198,7 +206,7 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
             .map(|bin| {
                 scratch.clear();
                 scratch.extend(bin.clone().map(|at| rest[at]));
-                let q = if is_pair { 0.5 } else { fast_quantile(cols).max(0.25) };
+                let q = if is_pair { 0.5 } else { level_quantile(cols).max(0.25) };
                 quantile(&mut scratch, q)
             })
             .collect();
@@ -220,9 +228,10 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
             if is_pair {
                 scratch.clear();
                 scratch.extend(members.iter().map(|&at| rest[at as usize]));
-                *level += quantile(&mut scratch, fast_quantile(cols));
+                *level += quantile(&mut scratch, level_quantile(cols));
             } else {
-                let mut levels = visit_levels(members, &rest, |at| obs(at).visit, cols);
+                let mut levels =
+                    visit_levels(members, &rest, |at| obs(at).visit, level_quantile(cols));
                 *level += middle(&mut levels);
             }
         }
@@ -249,7 +258,8 @@ pub(crate) fn fit(table: &Table, size: usize) -> Option<Fit> {
         // A row's level is one of its visits': deviations from it would be too small.
         let mut differences = Vec::new();
         for row in 0..rows {
-            let levels = visit_levels(by_row.of(row), &rest, |at| obs(at).visit, cols);
+            let q = level_quantile(cols);
+            let levels = visit_levels(by_row.of(row), &rest, |at| obs(at).visit, q);
             differences.extend(levels.windows(2).map(|pair| pair[1] - pair[0]));
         }
         if differences.is_empty() {
@@ -281,13 +291,13 @@ fn visit_levels(
     members: &[u32],
     rest: &[f64],
     visit: impl Fn(u32) -> u32,
-    cols: usize,
+    q: f64,
 ) -> Vec<f64> {
     members
         .chunk_by(|a, b| visit(*a) == visit(*b))
         .map(|points| {
             let mut values: Vec<f64> = points.iter().map(|&at| rest[at as usize]).collect();
-            quantile(&mut values, fast_quantile(cols))
+            quantile(&mut values, q)
         })
         .collect()
 }
