@@ -49,6 +49,9 @@ pub(crate) fn confirmed(
         if let Some(view) = views().nth(suspect.size).flatten() {
             view.prune(&mut suspect.shape);
         }
+        if tested.iter().any(|(_, other)| other.shape == suspect.shape) {
+            continue;
+        }
         let by_size: Vec<Option<Estimate>> =
             views().map(|view| view?.estimate(&suspect.shape)).collect();
         let thresholds = |size: usize| {
@@ -112,6 +115,8 @@ pub(crate) fn confirmed(
         .map(|(_, confirmed)| confirmed)
         .filter(|confirmed| confirmed.threshold.is_finite())
         .collect();
+    let shapes: Vec<Shape> = found.iter().map(|confirmed| confirmed.shape.clone()).collect();
+    found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
     found.sort_by(|a, b| order(&a.shape).cmp(&order(&b.shape)));
     let mut findings = Vec::new();
     for mut group in group(found) {
@@ -166,7 +171,17 @@ fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f
 }
 
 /// Healthy lines are within so many standard deviations of their spread.
-const HEALTHY_RANGE: f64 = 2.4;
+const HEALTHY_RANGE: f64 = 2.6;
+
+/// True for a rectangle inside another one.
+fn is_part(shape: &Shape, of: &Shape) -> bool {
+    let (Shape::Block { rows, cols }, Shape::Block { rows: of_rows, cols: of_cols }) = (shape, of)
+    else {
+        return false;
+    };
+    let inside = |few: &[usize], all: &[usize]| few.iter().all(|at| all.binary_search(at).is_ok());
+    shape != of && inside(rows, of_rows) && inside(cols, of_cols)
+}
 
 fn order(shape: &Shape) -> (u8, Vec<usize>) {
     match shape {
@@ -241,7 +256,7 @@ fn pooled(group: &[Confirmed], size: usize) -> Option<Estimate> {
 }
 
 /// 95 % of a t distribution with about as many degrees of freedom as six visits give.
-const T95: f64 = 2.1;
+const T95: f64 = 2.3;
 
 pub(crate) fn effect_of(effect: f64, se: f64) -> Effect {
     Effect {

@@ -63,6 +63,9 @@ pub(crate) struct AxisLevels {
 /// Share of a node's lines that must be on its side of the middle.
 const NODE_SHARE: f64 = 0.85;
 
+/// Fewer lines of a node are single CPUs.
+const LEAST_NODE: usize = 3;
+
 /// A healthy spread is not known from a few lines: so many lines of this spread are added to them.
 const PRIOR_LINES: f64 = 6.0;
 const PRIOR_SPREAD: f64 = 0.014;
@@ -193,7 +196,7 @@ fn node_effects(
                 .count();
             let share = beyond as f64 / members.len() as f64;
             let is_slower_of_two = nodes.len() > 2 || effect > 0.0;
-            if members.len() >= 2
+            if members.len() >= LEAST_NODE
                 && effect.abs() > threshold.max(0.6 * min_effect)
                 && share >= NODE_SHARE
                 && is_slower_of_two
