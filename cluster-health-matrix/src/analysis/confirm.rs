@@ -257,22 +257,22 @@ impl SizeView<'_> {
     /// good as each other.
     fn confirming(&self, shape: &Shape) -> (Vec<Point>, bool) {
         let first = self.table.blocks;
-        let confirms = |inside: bool| {
+        let of = |inside: bool, confirm: bool| {
             let points = self.fit.which.iter().map(|&at| &self.table.obs[at as usize]);
             points.filter(move |obs| {
                 let (row, col) = (usize::from(obs.row), usize::from(obs.col));
-                obs.is_confirm() && shape.has(self.table, row, col) == inside
+                obs.is_confirm() == confirm && shape.has(self.table, row, col) == inside
             })
         };
-        let unsettled = |inside: bool| {
-            2 * confirms(inside).filter(|obs| !obs.settled).count() > confirms(inside).count()
+        let unsettled = |inside, confirm| {
+            2 * of(inside, confirm).filter(|obs| !obs.settled).count() > of(inside, confirm).count()
         };
-        let (members, others) = (unsettled(true), unsettled(false));
+        let (members, others) = (unsettled(true, true), unsettled(false, true));
         let points = self.points(|obs| {
             (obs.is_confirm() && (members || others || obs.settled))
                 .then(|| usize::from(obs.block.saturating_sub(first)))
         });
-        (points, members && !others)
+        (points, members && !others && unsettled(true, false))
     }
 
     /// The estimate for a shape; `None` when its cells or controls were not confirmed at this size.
