@@ -5,7 +5,7 @@ use cluster_health_core::ByteSize;
 use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates};
 use super::fit::Fit;
-use super::suspect::{Shape, Suspect, axis_levels, normal_tail};
+use super::suspect::{Residuals, Shape, Suspect, axis_levels, normal_tail, residuals};
 use super::table::{Kinship, Table};
 use crate::samples::Sweep;
 
@@ -29,6 +29,61 @@ impl Confirmed {
     }
 }
 
+/// Gives a rectangle the rows and columns that its effect, as the confirming visits saw it, explains
+/// better than chance in the blocks of all sizes.
+fn refine(
+    shape: &mut Shape,
+    all: [usize; 2],
+    rests: &[Option<Residuals>],
+    effects: &[Option<Estimate>],
+) {
+    let Shape::Block { rows, cols } = shape else { return };
+    let known: Vec<(&Residuals, f64)> = rests
+        .iter()
+        .zip(effects)
+        .filter_map(|(rest, effect)| Some((rest.as_ref()?, effect.as_ref()?.effect)))
+        .filter(|(_, effect)| *effect > 0.0)
+        .collect();
+    if known.is_empty() {
+        return;
+    }
+    // Logarithm of how much more likely a line is a member than none.
+    let evidence = |axis: usize, line: usize, across: &[usize]| -> f64 {
+        known
+            .iter()
+            .map(|(rest, effect)| {
+                let cells = across.iter().map(|&at| {
+                    if axis == 0 { rest.at(line, at) } else { rest.at(at, line) }
+                });
+                let limit = effect + 4.0 * rest.se;
+                cells
+                    .filter(|value| value.is_finite())
+                    // A dip counts as a member at most.
+                    .map(|value| value.clamp(-limit, limit))
+                    .map(|value| effect * (value - effect / 2.0) / (rest.se * rest.se))
+                    .sum::<f64>()
+            })
+            .sum()
+    };
+    for _ in 0..2 {
+        for axis in [0, 1] {
+            let (members, across) = if axis == 0 { (&*rows, &*cols) } else { (&*cols, &*rows) };
+            let odds = ((all[axis] - members.len()) as f64 / members.len() as f64).max(1.0);
+            let chosen: Vec<usize> = (0..all[axis])
+                .filter(|&line| evidence(axis, line, across) > odds.ln())
+                .collect();
+            if chosen.is_empty() || chosen.len() == all[axis] {
+                return;
+            }
+            if axis == 0 {
+                *rows = chosen;
+            } else {
+                *cols = chosen;
+            }
+        }
+    }
+}
+
 /// Findings of a table whose suspects were visited again, and suspects that nobody visited.
 pub(crate) fn confirmed(
     table: &Table,
@@ -38,6 +93,8 @@ pub(crate) fn confirmed(
 ) -> (Vec<Finding>, Vec<Suspect>) {
     let mut tested: Vec<(f64, Confirmed)> = Vec::new();
     let mut unvisited = Vec::new();
+    let rests: Vec<Option<Residuals>> =
+        fits.iter().map(|fit| Some(residuals(table, fit.as_ref()?))).collect();
     for suspect in suspects {
         let views = || {
             fits.iter().map(|fit| {
@@ -48,6 +105,11 @@ pub(crate) fn confirmed(
         // What only chance had added to a rectangle shows nothing now.
         if let Some(view) = views().nth(suspect.size).flatten() {
             view.prune(&mut suspect.shape);
+        }
+        if matches!(suspect.shape, Shape::Block { .. }) {
+            let effects: Vec<Option<Estimate>> =
+                views().map(|view| view?.estimate(&suspect.shape)).collect();
+            refine(&mut suspect.shape, table.shape(), &rests, &effects);
         }
         if tested.iter().any(|(_, other)| other.shape == suspect.shape) {
             continue;
@@ -549,7 +611,7 @@ pub(crate) fn power(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec
         ));
     }
     if rows > 1 && cols > 1 {
-        let se = super::suspect::residuals(table, fit).se;
+        let se = residuals(table, fit).se;
         let least = (4.0 * se).max(0.8 * min_effect).max(min_effect) + 1.645 * se;
         lines.push(format!(
             "{} {bytes}, single cells: slower by {:.1} % or more",

@@ -225,7 +225,7 @@ pub(crate) struct Residuals {
 }
 
 impl Residuals {
-    fn at(&self, row: usize, col: usize) -> f64 {
+    pub(crate) fn at(&self, row: usize, col: usize) -> f64 {
         f64::from(self.values[row * self.cols + col])
     }
 }
