@@ -213,7 +213,6 @@ fn pairs_are_shown_by_what_their_cpus_share() {
         "| other pairs | 48 | 19.000 | 1.000 |",
         "| NUMA node of the rank-1 cpu | cells | median |",
         "Rank 0 on device 2, rank 1 on device 0.",
-        "shown, not judged",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }
