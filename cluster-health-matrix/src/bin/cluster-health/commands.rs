@@ -518,14 +518,11 @@ fn confirming(most: usize, min_effect: f64) -> String {
         0 => "nothing is visited again after a sequential sweep".to_owned(),
         most => format!(
             "what the blocks make suspicious is visited {CONFIRMING_VISITS} more times beside \
-             others to compare with: no point on an even machine, some hundreds to thousands where \
+             others to compare with: no or few points on an even machine, hundreds to thousands where \
              there are faults, never more than {most}"
         ),
     };
-    format!(
-        "{visits}; differences below {:.2} % are no faults (--min-effect)",
-        100.0 * min_effect
-    )
+    format!("{visits}; differences below {:.2} % are no faults (--min-effect)", 100.0 * min_effect)
 }
 
 fn plan_pairs(args: &PlanArgs, machine: &Machine) -> Result<Done> {
