@@ -54,14 +54,17 @@ fn the_live_sweep_writes_every_file_and_every_field() {
         let warmups = line["warmup_ns"].as_array().unwrap();
         assert!(!warmups.is_empty() && warmups.iter().all(|time| time.as_u64() > Some(0)));
     }
-    let points = pair_points(&out);
-    assert_eq!(points.len(), 3 * 2 * 4);
+    let mut points = pair_points(&out);
     for point in &points {
         point.assert_measured(5);
-        assert!(point.is_first_class(), "too few points for a sentinel, too small for probes");
+        // Too few points for a sentinel, too small for probes.
+        assert!(point.is_first_class() || point.phase == "confirm", "{point:?}");
         let devices = point.device_pair;
         assert_eq!(devices[0], json(&out.join("run.json"))["devices"][0]["id"]);
     }
+
+    points.retain(PairPoint::is_first_class);
+    assert_eq!(points.len(), 3 * 2 * 4);
 
     // Bytes per rank ÷ the slower rank's time: median iteration of a block, median of the blocks.
     let run = json(&out.join("run.json"));
