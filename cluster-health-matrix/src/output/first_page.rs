@@ -117,8 +117,7 @@ fn three_lines(out: &mut String, report: &Report) -> std::fmt::Result {
                 .map_or_else(String::new, |link| format!(", {link}"))
         )?,
         None => {
-            let seen = diagnosis.tested.last().map_or("no pattern could be tested", String::as_str);
-            writeln!(out, "**Strongest:** nothing; it would have shown {seen}.  ")?;
+            writeln!(out, "**Strongest:** nothing; {}.  ", would_have_shown(diagnosis))?;
         }
     }
     let next = match diagnosis.findings.first() {
@@ -129,6 +128,21 @@ fn three_lines(out: &mut String, report: &Report) -> std::fmt::Result {
     };
     let missing: Vec<&str> = diagnosis.not_tested.iter().map(|line| subject(line)).collect();
     writeln!(out, "**Do:** {next} **Not tested:** {}.\n", missing.join(", "))
+}
+
+/// The least that each sweep would have shown of a single cell, or of what was tested last.
+fn would_have_shown(diagnosis: &Diagnosis) -> String {
+    let sweep = |line: &String| line.split(' ').next().map(str::to_owned);
+    let last: Vec<&str> = diagnosis
+        .tested
+        .chunk_by(|a, b| sweep(a) == sweep(b))
+        .filter_map(|lines| lines.last().map(String::as_str))
+        .collect();
+    if last.is_empty() {
+        "no difference could be tested".to_owned()
+    } else {
+        format!("it would have shown {}", last.join("; "))
+    }
 }
 
 /// What a line about something says it is about.
@@ -364,13 +378,12 @@ fn not_tested(out: &mut String, report: &Report) -> std::fmt::Result {
         writeln!(out, "- collectives other than an all-gather of two ranks")?;
     }
     writeln!(out, "- other directions than host to device, and several transfers at once")?;
-    match report.manifest.environment.backend.as_str() {
-        "host" => {
-            writeln!(out, "- accelerators: the devices here are this machine's NUMA memory nodes")?
-        }
-        "synthetic" => writeln!(out, "- a real machine: this one is simulated, no copy was made")?,
-        _ => {}
-    }
+    let devices = match report.manifest.environment.backend.as_str() {
+        "host" => "- accelerators: the devices here are this machine's NUMA memory nodes\n",
+        "synthetic" => "- a real machine: this one is simulated, no copy was made\n",
+        _ => "",
+    };
+    out.push_str(devices);
     writeln!(out)
 }
 
