@@ -7,14 +7,14 @@
 //! | `….npy` | the same as float64, NaN = not measured |
 //! | `….png` | heatmap (feature `png`) |
 //! | `matrices.xlsx` | heat sheets, Summary, Affinity, Environment (feature `xlsx`) |
-//! | `report.md` | what was measured, what was not, and the numbers |
-//! | `run.json` | summary and counts brought up to date |
+//! | `report.md` | the verdict and what it rests on, what was not tested, and the numbers |
+//! | `run.json` | summary, counts and verdict brought up to date |
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;
 
-use cluster_health_core::CpuId;
+use cluster_health_core::{Bandwidth, CpuId};
 
 use crate::analysis::{Axes, Diagnosis, Evidence};
 use crate::error::Result;
@@ -80,6 +80,15 @@ impl Report {
     /// When manifest or log cannot be read. Single bad lines are named in
     /// [`bad_lines`](Self::bad_lines), not an error.
     pub fn read(dir: &Path) -> Result<Self> {
+        Self::read_expecting(dir, None)
+    }
+
+    /// Reads a result folder and judges it against a rate that its link should have, whatever its
+    /// plan expected.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_expecting(dir: &Path, expect: Option<Bandwidth>) -> Result<Self> {
         let mut manifest = Manifest::read(dir)?;
         let path = dir.join(AFFINITY);
         let affinity: Option<AffinityFile> =
@@ -109,7 +118,7 @@ impl Report {
             matrices.push(matrix);
         }
         manifest.points = points;
-        let diagnosis = gathering.evidence.judge(&manifest, None);
+        let diagnosis = gathering.evidence.judge(&manifest, expect);
         manifest.verdict = Some(diagnosis.verdict.as_str().to_owned());
         manifest.summary = matrices
             .iter()

@@ -9,7 +9,7 @@ use super::table::Table;
 use super::{Fitted, artefact, judge, one_block, suspect};
 use crate::matrix::Axis;
 use crate::plan::{DEFAULT_MIN_EFFECT, Order};
-use crate::run::Manifest;
+use crate::run::{Manifest, RunStatus};
 use crate::samples::{DataCheck, PointStatus, Sample, Sweep};
 use crate::stats::median;
 
@@ -104,6 +104,7 @@ impl Evidence {
         for ((sweep, load), places) in &self.implausible {
             findings.push(implausible(*sweep, load, places));
         }
+        findings.extend(unfinished(manifest));
         let missing = not_tested(&self.tables, manifest, expect);
         for table in std::mem::take(&mut self.tables).into_values() {
             let (min_effect, order, declared) = settings(manifest, table.sweep);
@@ -127,7 +128,9 @@ impl Evidence {
             } else {
                 findings.extend(one_block::judge(table, manifest, min_effect));
             }
-            let expect = expect.or(declared);
+            // In a run of both sweeps the rate that is asked for is that of copies.
+            let is_meant = !table.sweep.is_pair() || manifest.plan.h2d.is_none();
+            let expect = expect.filter(|_| is_meant).or(declared);
             findings.extend(expect.and_then(|expect| ceiling(table, fits, expect, min_effect)));
         }
         let mut diagnosis = Diagnosis::of(findings);
@@ -257,6 +260,22 @@ fn ceiling(
     Some(finding)
 }
 
+/// What a run had not reached is not healthy by silence.
+fn unfinished(manifest: &Manifest) -> Option<Finding> {
+    if manifest.status == RunStatus::Complete {
+        return None;
+    }
+    let mut finding = Finding::new(Kind::Inconclusive, None, None);
+    finding.facts.push(format!(
+        "the run did not come to its end: {} points measured",
+        manifest.points.measured
+    ));
+    finding.inference =
+        "Cells, blocks and confirming visits that it had not reached say nothing.".to_owned();
+    finding.next = "Let it come to its end (--resume).".to_owned();
+    Some(finding)
+}
+
 fn not_tested(
     tables: &BTreeMap<(Sweep, String), Table>,
     manifest: &Manifest,
@@ -270,6 +289,15 @@ fn not_tested(
     }
     if !sweeps.contains(&Sweep::H2d) {
         missing.push("host path: no copy from host to device was measured".to_owned());
+    }
+    let knows = |known: fn(&Table) -> bool| tables.values().all(known);
+    if !sweeps.contains(&Sweep::CorePair) {
+        missing.push("placement of pairs: ranks that share a core need pairs of ranks".to_owned());
+    } else if !knows(|table| table.row_cores.iter().chain(&table.col_cores).any(Option::is_some) || !table.sweep.is_pair()) {
+        missing.push("placement on threads: without a census SMT siblings are not known".to_owned());
+    }
+    if !knows(|table| table.rows.nodes.iter().any(Option::is_some)) {
+        missing.push("placement on nodes: the NUMA nodes of the CPUs are not known".to_owned());
     }
     if loads.len() < 2 {
         missing.push("training-state load: only one load profile was measured".to_owned());
