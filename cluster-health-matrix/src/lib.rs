@@ -5,6 +5,7 @@
 //! |---|---|
 //! | planning | [`plan`], [`schedule`] |
 //! | measuring | [`sweep`], [`samples`], [`estimate`] |
+//! | telling | [`compare`], [`calibrate`], [`placement`], [`blocks`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
 //! | showing | [`matrix`], [`report`], [`output`] |
 //! | the older tool's files | [`older`] |
@@ -28,6 +29,10 @@
 //! [`Observer`] and a [`CancelToken`].
 #![forbid(unsafe_code)]
 
+pub mod blocks;
+pub mod calibrate;
+mod classes;
+pub mod compare;
 pub mod environment;
 pub mod error;
 pub mod estimate;
@@ -35,6 +40,7 @@ pub mod matrix;
 pub mod observer;
 pub mod older;
 pub mod output;
+pub mod placement;
 pub mod plan;
 pub mod report;
 pub mod run;
@@ -42,6 +48,7 @@ pub mod samples;
 pub mod schedule;
 pub mod session;
 pub mod stats;
+mod student;
 pub mod sweep;
 
 pub use error::{Error, Result};

@@ -7,6 +7,8 @@
 //! | `….npy` | the same as float64, NaN = not measured |
 //! | `….png` | heatmap (feature `png`) |
 //! | `matrices.xlsx` | heat sheets, Summary, Affinity, Environment (feature `xlsx`) |
+//! | `calibration.json` | matrices, fixed costs and rates for cost models, [`calibrate`](crate::calibrate) |
+//! | `placement.json` | which cores should feed which device, [`placement`](crate::placement) |
 //! | `report.md` | what was measured, what was not, and the numbers |
 //! | `run.json` | summary and counts brought up to date |
 
@@ -16,15 +18,18 @@ use std::path::Path;
 
 use cluster_health_core::CpuId;
 
+use crate::blocks::{Blocks, ProbeTime};
+use crate::calibrate::{CALIBRATION, Calibration};
 use crate::error::Result;
 use crate::estimate::{Estimates, axes_of_plan, pair_axes};
 use crate::matrix::{Axis, Matrix, Memory, Slice};
 use crate::output::{csv, markdown, npy};
+use crate::placement::{PLACEMENT, Placement};
 use crate::run::{
     AFFINITY, AffinityFile, Manifest, PointCounts, SampleReader, SummaryRow, read_json,
     write_by_rename, write_json,
 };
-use crate::samples::{PointStatus, Sample, Sweep};
+use crate::samples::{Phase, PointStatus, Sample, Sweep};
 use crate::stats::quantile_sorted;
 
 /// How outputs look.
@@ -52,6 +57,11 @@ pub struct Report {
     pub manifest: Manifest,
     /// One matrix per sweep, load and memory kind.
     pub matrices: Vec<Matrix>,
+    /// What each block measured, in the order of [`matrices`](Self::matrices).
+    pub blocks: Vec<Blocks>,
+    /// NUMA nodes of the sampled pages of host memory: by the node of the CPU that copied, by the
+    /// node of the pages, how many; unverified memory is not in it.
+    pub pages: BTreeMap<u32, BTreeMap<u32, u64>>,
     /// The census, where the folder has one.
     pub affinity: Option<AffinityFile>,
     /// Lines of the log that are not samples.
@@ -93,9 +103,15 @@ impl Report {
         let mut matrices = Vec::new();
         let mut points = gathering.points;
         merge_unstarted(&mut gathering.groups, gathering.unstarted);
-        for ((_, _, memory), estimates) in gathering.groups {
-            let (mut matrix, dropped) = estimates.finish();
-            matrix.memory = memory;
+        let mut all_blocks = Vec::new();
+        for (key, estimates) in gathering.groups {
+            let (mut matrix, dropped, mut blocks) = estimates.finish_with_blocks();
+            matrix.memory = key.2;
+            if let Some(host) = gathering.host_groups.remove(&key) {
+                blocks.host_gbps = host.finish_with_blocks().2.gbps;
+            }
+            blocks.probes = gathering.probes.remove(&key).unwrap_or_default();
+            all_blocks.push(blocks);
             points.measured = points.measured.saturating_sub(dropped);
             points.implausible += dropped;
             if dropped > 0 {
@@ -113,6 +129,8 @@ impl Report {
         Ok(Self {
             manifest,
             matrices,
+            blocks: all_blocks,
+            pages: gathering.pages,
             affinity,
             bad_lines: gathering.bad_lines,
             reasons: gathering.reasons,
@@ -149,6 +167,9 @@ impl Report {
                 .notes
                 .extend(notes.into_iter().map(|note| format!("{WORKBOOK_NOTE}{note}")));
         }
+        let calibration = Calibration::of(self);
+        write_by_rename(&dir.join(CALIBRATION), |out| calibration.write(out))?;
+        write_json(&dir.join(PLACEMENT), &Placement::of(self))?;
         write_by_rename(&dir.join("report.md"), |out| {
             out.write_all(markdown::render(self).as_bytes())
         })?;
@@ -214,6 +235,10 @@ fn merge_unstarted(groups: &mut Groups, unstarted: Groups) {
 /// What one pass over the log gathers.
 struct Gathering {
     groups: Groups,
+    /// By the host clock, of points that device events timed.
+    host_groups: Groups,
+    probes: BTreeMap<(Sweep, String, Memory), Vec<ProbeTime>>,
+    pages: BTreeMap<u32, BTreeMap<u32, u64>>,
     /// Points that have no memory because they were never started.
     unstarted: Groups,
     /// Of the sweeps whose rows are CPUs and columns devices, and of the pairs.
@@ -275,6 +300,9 @@ impl Gathering {
         }
         Ok(Self {
             groups: Groups::new(),
+            host_groups: Groups::new(),
+            probes: BTreeMap::new(),
+            pages: BTreeMap::new(),
             unstarted: Groups::new(),
             axes,
             nodes,
@@ -299,8 +327,13 @@ impl Gathering {
             let total: u32 = pages.values().sum();
             let at_home = pages.get(home).copied().unwrap_or(0);
             self.misplaced += u64::from(at_home < total);
+            let seen = self.pages.entry(*home).or_default();
+            for (node, count) in pages {
+                *seen.entry(*node).or_insert(0) += u64::from(*count);
+            }
         }
-        if !sample.is_matrix_point() {
+        let is_probe = sample.phase == Phase::Probe && sample.status == PointStatus::Measured;
+        if sample.sentinel || !(is_probe || sample.is_matrix_point()) {
             return;
         }
         let memory = match sample.pinned {
@@ -311,23 +344,23 @@ impl Gathering {
         };
         // A point that was never started used no memory: it belongs to those that were.
         let unstarted = memory == Memory::Unknown && sample.status != PointStatus::Measured;
-        let groups = if unstarted { &mut self.unstarted } else { &mut self.groups };
         let key = (sample.sweep, sample.load.clone(), memory);
+        if is_probe {
+            self.probes.entry(key).or_default().extend(ProbeTime::of(sample));
+            return;
+        }
+        let groups = if unstarted { &mut self.unstarted } else { &mut self.groups };
         let Some((sizes, rows, columns)) = &self.axes[usize::from(sample.sweep.is_pair())] else {
             return;
         };
-        groups
-            .entry(key)
-            .or_insert_with(|| {
-                Estimates::new(
-                    sample.sweep,
-                    &sample.load,
-                    sizes.clone(),
-                    rows.clone(),
-                    columns.clone(),
-                )
-            })
-            .add(sample);
+        let empty = || {
+            Estimates::new(sample.sweep, &sample.load, sizes.clone(), rows.clone(), columns.clone())
+        };
+        if let Some(times) = &sample.host_iter_ns {
+            let by_host = Sample { iter_ns: times.clone(), ..sample.clone() };
+            self.host_groups.entry(key.clone()).or_insert_with(empty).add(&by_host);
+        }
+        groups.entry(key).or_insert_with(empty).add(sample);
     }
 }
 

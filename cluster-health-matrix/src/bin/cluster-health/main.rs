@@ -38,12 +38,14 @@ fn main() -> ExitCode {
         Command::Env(args) => args.output.json,
         Command::Plan(args) => args.output.json,
         Command::Report(args) => args.output.json,
+        Command::Compare(args) => args.output.json,
         Command::Import(args) => args.output.json,
         Command::Export(args) => args.output.json,
     };
     match commands::run(&cli.command) {
         Ok(Done::Clean) => ExitCode::SUCCESS,
-        Ok(Done::Incomplete) => ExitCode::from(1),
+        Ok(Done::Incomplete | Done::Differences) => ExitCode::from(1),
+        Ok(Done::Refused) => ExitCode::from(USAGE),
         Err(error) => {
             if json {
                 print_error(&error);
