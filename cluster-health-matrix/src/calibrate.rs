@@ -595,7 +595,13 @@ fn deltas_of(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use cluster_health_core::{CpuId, DeviceId};
+
     use super::*;
+    use crate::run::{MANIFEST, Manifest, PlanRecord, SAMPLES, write_json};
+    use crate::samples::Sample;
 
     fn close(a: f64, b: f64, relative: f64) -> bool {
         (a - b).abs() <= relative * b.abs()
@@ -640,7 +646,8 @@ mod tests {
         let found = fit(&sizes, &times).unwrap();
         assert!(found.alpha_us.is_nan() && !found.alpha_identified);
         assert!(found.note.unwrap().contains("alpha not identified: 0.333 ± "));
-        assert!(fit(&sizes[..1], &times.slice(ndarray::s![..1, ..]).to_owned()).is_none());
+        let one = Array2::from_elem((1, 3), 1_000.0);
+        assert!(fit(&sizes[..1], &one).is_none());
     }
 
     #[test]
@@ -655,5 +662,63 @@ mod tests {
         });
         let found = fit(&sizes, &times).unwrap();
         assert_eq!((found.sizes.as_slice(), found.blocks), (&sizes[1..], 4));
+    }
+
+    /// A folder of 2 CPUs × 2 devices, measured under two loads in three blocks: time of a copy of
+    /// 1000 bytes by block, device and load.
+    fn report(time: impl Fn(u32, u32, bool) -> u64) -> Report {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = serde_json::from_value(serde_json::json!({
+            "format": "csv", "sweep": "h2d", "sources": [], "scan_order_assumed": false,
+            "rows": [0, 1], "columns": [0, 1], "sizes": [1000], "device_pair": null,
+        }));
+        let plan = PlanRecord { import: Some(plan.unwrap()), ..PlanRecord::default() };
+        let manifest = Manifest::empty("h2d", plan, "blocks".to_owned());
+        write_json(&dir.path().join(MANIFEST), &manifest).unwrap();
+        let mut lines = String::new();
+        for block in 0..3 {
+            for (cpu, device) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                for (load, loaded) in [("idle", false), ("cpu:2", true)] {
+                    let mut sample = Sample::new(0, Sweep::H2d, ByteSize(1000));
+                    (sample.cpu, sample.device) = (Some(CpuId(cpu)), Some(DeviceId(device)));
+                    (sample.load, sample.block) = (load.to_owned(), block);
+                    sample.iter_ns = vec![time(block, device, loaded)];
+                    lines += &(serde_json::to_string(&sample).unwrap() + "\n");
+                }
+            }
+        }
+        fs::write(dir.path().join(SAMPLES), lines).unwrap();
+        Report::read(dir.path()).unwrap()
+    }
+
+    /// Blocks drift to half of their rate, which pairs of blocks do not see; under load device 1 is
+    /// at half of its rate, device 0 as idle.
+    #[test]
+    fn loads_are_compared_block_by_block() {
+        let report = report(|block, device, loaded| {
+            10_000 * u64::from(1 + block) * if loaded && device == 1 { 2 } else { 1 }
+        });
+        let deltas = Calibration::of(&report).load_profile_delta.unwrap();
+        let found: Vec<(&str, Option<ClassId>, usize)> =
+            deltas.iter().map(|delta| (delta.axis, delta.id, delta.blocks)).collect();
+        let device = |id| ("device", Some(ClassId::Number(id)), 3);
+        assert_eq!(found, [("all", None, 3), device(0), device(1)]);
+        for (delta, wanted) in deltas.iter().zip([0.5_f64.sqrt(), 1.0, 0.5]) {
+            for found in [delta.ratio.ratio, delta.ratio.low, delta.ratio.high] {
+                assert!(close(found, wanted, 1e-9), "{delta:?}");
+            }
+            assert_eq!((delta.load.as_str(), delta.baseline.as_str()), ("cpu:2", "idle"));
+        }
+    }
+
+    #[test]
+    fn what_is_not_measured_is_null_in_the_file() {
+        let mut report = report(|_, _, _| 1000);
+        report.matrices[0].gbps[[0, 1, 0]] = f64::NAN;
+        let mut text = Vec::new();
+        Calibration::of(&report).write(&mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains("[null,1.0]"), "{text}");
+        assert!(text.contains("\"affinity_bindable_cpus\": null"), "{text}");
     }
 }

@@ -11,6 +11,7 @@ mod ascend_cli;
 mod ascend_pairs;
 mod bad_input;
 mod commands;
+mod compare;
 mod env;
 mod field_cases;
 mod folder;

@@ -20,9 +20,9 @@
 //! * **Cells.** Needs three blocks on either side: every block of B beyond every block of A, and a
 //!   normal test with the larger of the pooled and the cell's own spread, against what the cells
 //!   have in common.
-//! * **Level.** Holm's procedure, family-wise 1 % over everything that is tested: a third each for
-//!   the overall ratios with the coarse classes, for CPUs, and for cells, divided by the number of
-//!   matrices.
+//! * **Level.** Family-wise 1 % over everything that is tested: a quarter each for the overall
+//!   ratios, for devices with nodes and kinds of pairs, for CPUs, and for cells, divided by the
+//!   number of matrices; within a matrix Holm's procedure.
 //!
 //! Assumed: blocks are exchangeable but for drift (which widens the intervals), and the noise of a
 //! cell is about normal but for single outliers.
@@ -347,7 +347,7 @@ pub fn compare(a: (&str, &Report), b: (&str, &Report), options: &CompareOptions)
             }
         }
     }
-    let level = options.level / 3.0 / to_f64(pairs.len().max(1));
+    let level = options.level / 4.0 / to_f64(pairs.len().max(1));
     for (left, right) in &pairs {
         if let Some(compared) = compare_matrices(left, right, &cores, options, level) {
             result.matrices.push(compared);
@@ -598,17 +598,16 @@ fn compare_matrices(
     let coarse: Vec<&ClassAxis> = axes.iter().filter(|axis| !axis.is_fine).collect();
     let fine: Vec<&ClassAxis> = axes.iter().filter(|axis| axis.is_fine).collect();
     let mut classes = Vec::new();
-    let (found, overall_rejected) =
-        stage(&coarse, &units, &differences, Some(&whole), smallest, level);
+    let found = stage(&coarse, &units, &differences, smallest, level);
     let overall = Overall {
         ratio: Ratio::of(&whole),
         p: whole.p(),
-        changed: overall_rejected && whole.difference.abs() >= smallest,
+        changed: whole.p() <= level && whole.difference.abs() >= smallest,
     };
     let mut in_changed = Array2::from_elem(differences.dim(), false);
     take_out(&found, &coarse, &mut units, &mut differences, &mut in_changed);
     classes.extend(found.into_iter().map(|found| found.ratio));
-    let (found, _) = stage(&fine, &units, &differences, None, smallest, level);
+    let found = stage(&fine, &units, &differences, smallest, level);
     take_out(&found, &fine, &mut units, &mut differences, &mut in_changed);
     classes.extend(found.into_iter().map(|found| found.ratio).filter(|class| class.changed));
     let rest = classes.iter().any(|class| class.changed).then(|| {
@@ -663,22 +662,19 @@ struct Found {
     total: f64,
 }
 
-/// Tests all classes of some axes, and the overall ratio with them where it is given; true when that
-/// is rejected.
+/// Tests all classes of some axes.
 fn stage(
     axes: &[&ClassAxis],
     units: &Units,
     differences: &Array2<f64>,
-    overall: Option<&Contrast>,
     smallest: f64,
     level: f64,
-) -> (Vec<Found>, bool) {
+) -> Vec<Found> {
     let mut found = Vec::new();
     for (index, axis) in axes.iter().enumerate() {
         found.extend(classes_of(index, axis, units, differences));
     }
-    let mut p: Vec<f64> = found.iter().map(|found| found.ratio.p).collect();
-    p.extend(overall.map(Contrast::p));
+    let p: Vec<f64> = found.iter().map(|found| found.ratio.p).collect();
     let rejected = holm(&p, level);
     for (found, rejected) in found.iter_mut().zip(&rejected) {
         let large = found.relative.abs() >= smallest && found.total.abs() >= smallest;
@@ -698,7 +694,7 @@ fn stage(
             }
         }
     }
-    (found, overall.is_some() && rejected.last() == Some(&true))
+    found
 }
 
 /// Share of the cells of a changed class that must have more than half of its effect.

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{CompareVerdict, Comparison, MatrixComparison, PodMap, Ratio, RunInfo};
+use super::{ClassRatio, CompareVerdict, Comparison, MatrixComparison, PodMap, Ratio, RunInfo};
 
 /// Most lines of a kind in a text; the JSON document has all.
 const MOST_LINES: usize = 12;
@@ -27,6 +27,10 @@ fn name(matrix: &MatrixComparison) -> String {
     format!("{} {} {} {}", matrix.sweep, matrix.bytes, matrix.load, matrix.memory.replace('_', "-"))
 }
 
+fn cells(count: usize) -> String {
+    if count == 1 { "1 cell".to_owned() } else { format!("{count} cells") }
+}
+
 fn rows_and_columns(matrix: &MatrixComparison) -> [&'static str; 2] {
     if matrix.sweep.is_pair() { ["rank-0 CPU", "rank-1 CPU"] } else { ["CPU", "device"] }
 }
@@ -38,13 +42,9 @@ pub(super) fn inference(comparison: &Comparison) -> Vec<String> {
         let place = name(matrix);
         let changed: Vec<_> = matrix.classes.iter().filter(|class| class.changed).collect();
         for class in changed.iter().take(MOST_LINES) {
-            lines.push(format!(
-                "{place}: {} {} changed by {}, {} against the rest of its axis",
-                class.axis.replace('_', " "),
-                class.id,
-                percent(class.ratio.ratio),
-                percent(class.relative.ratio)
-            ));
+            let axis = class.axis.replace('_', " ");
+            let by = percent(class.ratio.ratio);
+            lines.push(format!("{place}: {axis} {} changed by {by}", class.id));
         }
         if changed.len() > MOST_LINES {
             lines.push(format!("{place}: and {} classes more", changed.len() - MOST_LINES));
@@ -63,8 +63,8 @@ pub(super) fn inference(comparison: &Comparison) -> Vec<String> {
         }
         if !matrix.changed_cells.is_empty() {
             lines.push(format!(
-                "{place}: {} single cells changed on their own",
-                matrix.changed_cells.len()
+                "{place}: {} changed on their own",
+                cells(matrix.changed_cells.len())
             ));
         }
         if matrix.only_a + matrix.only_b > 0 {
@@ -155,6 +155,15 @@ impl fmt::Display for Comparison {
     }
 }
 
+/// Nothing where two classes have no median one to be compared with.
+fn against_the_rest(class: &ClassRatio) -> String {
+    if class.relative == class.ratio {
+        String::new()
+    } else {
+        format!("  against the rest {}", ratio(&class.relative))
+    }
+}
+
 fn facts(out: &mut String, matrix: &MatrixComparison) -> fmt::Result {
     writeln!(
         out,
@@ -173,11 +182,11 @@ fn facts(out: &mut String, matrix: &MatrixComparison) -> fmt::Result {
     for class in matrix.classes.iter().take(4 * MOST_LINES) {
         writeln!(
             out,
-            "    {:<16} {:<12} {}  against the rest {}{}",
+            "    {:<16} {:<12} {}{}{}",
             class.axis.replace('_', " "),
             class.id.to_string(),
             ratio(&class.ratio),
-            ratio(&class.relative),
+            against_the_rest(class),
             if class.changed { "  changed" } else { "" }
         )?;
     }
