@@ -68,6 +68,16 @@ impl ClassAxis {
         matches!(self.members, Members::Rows(_))
     }
 
+    /// True for the axis of single CPUs along which `coarser` has its classes.
+    pub(crate) fn splits(&self, coarser: &Self) -> bool {
+        match (&self.members, &coarser.members) {
+            (Members::Rows(_), Members::Rows(_)) | (Members::Columns(_), Members::Columns(_)) => {
+                self.is_fine && !coarser.is_fine
+            }
+            _ => false,
+        }
+    }
+
     /// Mean of the finite values of each class, with their number; NaN where there is none.
     pub(crate) fn means(&self, values: &Array2<f64>) -> Vec<(f64, usize)> {
         let mut sums = vec![(0.0, 0_usize); self.ids.len()];

@@ -11,11 +11,12 @@
 //!   of the block means of two runs. With fewer than two blocks on a side the units are eighths of
 //!   the rows, paired; classes of rows then have no interval, because row and time are one.
 //! * **Classes.** Devices, NUMA nodes, kinds of pairs, CPUs. A class is tested against the median
-//!   class of its axis in the same block (with two classes: on its own), which removes what a whole
-//!   block has in common; its variance is shared with the other classes of the axis (as many
-//!   degrees of freedom as they have, at most 8). It counts as changed when its own ratio *and*
-//!   that against the median class are beyond the smallest effect, the test rejects, and at least
-//!   60 % of its cells share more than half of the effect. Differences of changed devices, nodes
+//!   class of its axis in the same block (of two classes: against the other one), which removes
+//!   what a whole block has in common; its variance is shared with that of the other classes of the
+//!   axis, of two with that of single CPUs (as many degrees of freedom as those have, at
+//!   most 8). It counts as changed when its own ratio *and* that against the median class are
+//!   beyond the smallest effect, the test rejects, and at least 60 % of its cells share more than
+//!   half of the effect; of two classes only the one that is farther from 1. Differences of changed devices, nodes
 //!   and kinds of pairs are taken out before CPUs are tested, and those of CPUs before cells.
 //! * **Cells.** Needs three blocks on either side: every block of B beyond every block of A, and a
 //!   normal test with the larger of the pooled and the cell's own spread, against what the cells
@@ -598,7 +599,7 @@ fn compare_matrices(
     let coarse: Vec<&ClassAxis> = axes.iter().filter(|axis| !axis.is_fine).collect();
     let fine: Vec<&ClassAxis> = axes.iter().filter(|axis| axis.is_fine).collect();
     let mut classes = Vec::new();
-    let found = stage(&coarse, &units, &differences, smallest, level);
+    let found = stage(&coarse, &fine, &units, &differences, smallest, level);
     let overall = Overall {
         ratio: Ratio::of(&whole),
         p: whole.p(),
@@ -607,7 +608,7 @@ fn compare_matrices(
     let mut in_changed = Array2::from_elem(differences.dim(), false);
     take_out(&found, &coarse, &mut units, &mut differences, &mut in_changed);
     classes.extend(found.into_iter().map(|found| found.ratio));
-    let found = stage(&fine, &units, &differences, smallest, level);
+    let found = stage(&fine, &[], &units, &differences, smallest, level);
     take_out(&found, &fine, &mut units, &mut differences, &mut in_changed);
     classes.extend(found.into_iter().map(|found| found.ratio).filter(|class| class.changed));
     let rest = classes.iter().any(|class| class.changed).then(|| {
@@ -662,9 +663,10 @@ struct Found {
     total: f64,
 }
 
-/// Tests all classes of some axes.
+/// Tests all classes of some axes; `singles` are the axes of single CPUs.
 fn stage(
     axes: &[&ClassAxis],
+    singles: &[&ClassAxis],
     units: &Units,
     differences: &Array2<f64>,
     smallest: f64,
@@ -672,7 +674,8 @@ fn stage(
 ) -> Vec<Found> {
     let mut found = Vec::new();
     for (index, axis) in axes.iter().enumerate() {
-        found.extend(classes_of(index, axis, units, differences));
+        let single = singles.iter().find(|single| single.splits(axis)).or(singles.first()).copied();
+        found.extend(classes_of(index, axis, single, units, differences));
     }
     let p: Vec<f64> = found.iter().map(|found| found.ratio.p).collect();
     let rejected = holm(&p, level);
@@ -682,16 +685,15 @@ fn stage(
             *rejected && large && shared(axes[found.axis], found, differences) >= SHARED;
     }
     for index in 0..axes.len() {
-        let own = || found.iter().filter(move |found| found.axis == index);
-        // Two classes that changed alike are what the whole matrix did.
-        let alike = own().count() == 2
-            && own().map(|found| found.total).fold(f64::NEG_INFINITY, f64::max)
-                - own().map(|found| found.total).fold(f64::INFINITY, f64::min)
-                < smallest;
-        if own().count() < 2 || alike {
-            for found in found.iter_mut().filter(|found| found.axis == index) {
-                found.ratio.changed = false;
-            }
+        let own = || found.iter().enumerate().filter(move |(_, found)| found.axis == index);
+        // Of two classes that differ from each other, the one that did less stayed.
+        let less = if own().count() == 2 {
+            own().min_by(|left, right| left.1.total.abs().total_cmp(&right.1.total.abs()))
+        } else {
+            own().next().filter(|_| own().count() == 1)
+        };
+        if let Some((stayed, _)) = less {
+            found[stayed].ratio.changed = false;
         }
     }
     found
@@ -724,7 +726,8 @@ fn moderated(own: Spread, own_cells: f64, others: &[(Spread, f64)]) -> Spread {
     }
     let sum: f64 = known.iter().map(|(spread, cells)| spread.variance * cells).sum();
     let prior = sum / to_f64(known.len()) / own_cells;
-    let degrees = (own.degrees * to_f64(known.len())).min(MOST_SHARED_DEGREES);
+    let degrees: f64 = known.iter().map(|(spread, _)| spread.degrees).sum();
+    let degrees = degrees.min(MOST_SHARED_DEGREES);
     let variance = (degrees * prior + own.degrees * own.variance) / (degrees + own.degrees);
     Spread { variance, degrees: degrees + own.degrees, count: own.count }
 }
@@ -746,9 +749,70 @@ fn class_series(
     series
 }
 
+/// Variance of the difference of the two classes of an axis as far as it comes from single CPUs:
+/// those that the classes consist of, or in each of which both classes have cells.
+fn spread_by_singles(
+    axis: &ClassAxis,
+    single: &ClassAxis,
+    units: &[Array2<f64>],
+    differences: &Array2<f64>,
+) -> Option<(Spread, f64)> {
+    // By CPU and class, how many cells.
+    let mut counts = vec![vec![0_usize; axis.ids.len()]; single.ids.len()];
+    let places = |(row, column): (usize, usize)| single.of(row, column).zip(axis.of(row, column));
+    for (place, _) in differences.indexed_iter().filter(|(_, value)| value.is_finite()) {
+        if let Some((one, class)) = places(place) {
+            counts[one][class] += 1;
+        }
+    }
+    let mut series = vec![vec![vec![f64::NAN; units.len()]; axis.ids.len()]; single.ids.len()];
+    for (unit, values) in units.iter().enumerate() {
+        let mut sums = vec![vec![(0.0, 0_usize); axis.ids.len()]; single.ids.len()];
+        for (place, value) in values.indexed_iter().filter(|(_, value)| value.is_finite()) {
+            if let Some((one, class)) = places(place) {
+                sums[one][class].0 += value;
+                sums[one][class].1 += 1;
+            }
+        }
+        for ((one, sums), counts) in series.iter_mut().zip(sums).zip(&counts) {
+            for ((class, (sum, count)), cells) in one.iter_mut().zip(sums).zip(counts) {
+                if count > 0 && 2 * count >= *cells {
+                    class[unit] = sum / to_f64(count);
+                }
+            }
+        }
+    }
+    let within = counts.iter().any(|counts| counts.iter().filter(|count| **count > 0).count() > 1);
+    let mut common = vec![0.0; units.len()];
+    if !within {
+        for (unit, common) in common.iter_mut().enumerate() {
+            let all: Vec<f64> = series.iter().flatten().map(|values| values[unit]).collect();
+            *common = mean_and_spread(&all).0;
+        }
+    }
+    let mut found = Vec::new();
+    let mut of_class = vec![0.0; axis.ids.len()];
+    for one in &series {
+        let mut classes = one.iter().enumerate().filter(|(_, values)| values[0].is_finite());
+        let Some((class, first)) = classes.next() else { continue };
+        let other = if within { classes.next().map(|(_, values)| values) } else { Some(&common) };
+        let Some(other) = other else { continue };
+        of_class[class] += 1.0;
+        let values: Vec<f64> = first.iter().zip(other).map(|(own, other)| own - other).collect();
+        found.push(mean_and_spread(&values).1);
+    }
+    let known: Vec<&Spread> = found.iter().filter(|spread| spread.variance.is_finite()).collect();
+    let scale: f64 = of_class.iter().filter(|count| **count > 0.0).map(|count| 1.0 / count).sum();
+    let variance = known.iter().map(|spread| spread.variance).sum::<f64>() / to_f64(known.len());
+    let degrees = known.iter().map(|spread| spread.degrees).sum();
+    let spread = Spread { variance: variance * scale, degrees, count: to_f64(units.len()) };
+    (!known.is_empty()).then_some((spread, 1.0))
+}
+
 fn classes_of(
     index: usize,
     axis: &ClassAxis,
+    single: Option<&ClassAxis>,
     units: &Units,
     differences: &Array2<f64>,
 ) -> Vec<Found> {
@@ -756,36 +820,53 @@ fn classes_of(
     let cells: Vec<usize> = means.iter().map(|mean| mean.1).collect();
     let present: Vec<usize> = (0..cells.len()).filter(|class| cells[*class] > 0).collect();
     let series = [0, 1].map(|side| class_series(axis, &units.sides[side], &cells, units.paired));
-    // What the median class did in the same unit; two classes have no median one.
-    let centers = [0, 1].map(|side| {
-        (0..units.sides[side].len())
-            .map(|unit| {
-                let mut values: Vec<f64> = present
-                    .iter()
-                    .map(|class| series[side][*class][unit])
-                    .filter(|value| value.is_finite())
-                    .collect();
-                if present.len() > 2 { median(&mut values) } else { 0.0 }
-            })
-            .collect::<Vec<f64>>()
+    // What the median class did in the same unit; of two classes the other one.
+    let center = |side: usize, class: usize, unit: usize| {
+        let others = present.iter().filter(|other| present.len() != 2 || **other != class);
+        let mut values: Vec<f64> = others
+            .map(|other| series[side][*other][unit])
+            .filter(|value| value.is_finite())
+            .collect();
+        median(&mut values)
+    };
+    let medians = [0, 1].map(|side| {
+        let units = 0..units.sides[side].len();
+        if present.len() == 2 {
+            Vec::new()
+        } else {
+            units.map(|unit| center(side, usize::MAX, unit)).collect::<Vec<f64>>()
+        }
     });
     let centered = [0, 1].map(|side| {
-        let center = |class: &Vec<f64>| {
-            class.iter().zip(&centers[side]).map(|(value, center)| value - center).collect()
+        let of_class = |(class, values): (usize, &Vec<f64>)| {
+            let at = |(unit, value): (usize, &f64)| {
+                let common = medians[side].get(unit).copied();
+                value - common.unwrap_or_else(|| center(side, class, unit))
+            };
+            values.iter().enumerate().map(at).collect()
         };
-        series[side].iter().map(center).collect::<Vec<Vec<f64>>>()
+        series[side].iter().enumerate().map(of_class).collect::<Vec<Vec<f64>>>()
     });
     let spreads = [0, 1].map(|side| {
         let spread =
             |class: &usize| (mean_and_spread(&centered[side][*class]).1, to_f64(cells[*class]));
         present.iter().map(spread).collect::<Vec<_>>()
     });
+    let of_singles = match single {
+        Some(single) if present.len() == 2 && !units.paired => {
+            [0, 1].map(|side| spread_by_singles(axis, single, &units.sides[side], differences))
+        }
+        _ => [None, None],
+    };
     let by_time = units.paired && axis.is_by_row();
     let make = |(at, &class): (usize, &usize)| {
         let (total, relative) = if by_time {
             let known = Contrast::without_error(means[class].0);
             (known, known)
-        } else if units.paired || present.len() < 3 {
+        } else if present.len() < 2 {
+            let total = units.contrast(&series[0][class], &series[1][class]);
+            (total, total)
+        } else if units.paired {
             let total = units.contrast(&series[0][class], &series[1][class]);
             (total, units.contrast(&centered[0][class], &centered[1][class]))
         } else {
@@ -793,6 +874,9 @@ fn classes_of(
             let mean = |side: usize| mean_and_spread(&centered[side][class]).0;
             let sides = [0, 1].map(|side| {
                 let (own, own_cells) = spreads[side][at];
+                if present.len() == 2 {
+                    return moderated(own, 1.0, &of_singles[side].into_iter().collect::<Vec<_>>());
+                }
                 // Classes of this axis but the one itself.
                 let others: Vec<(Spread, f64)> = spreads[side]
                     .iter()
