@@ -6,24 +6,24 @@
 //! * **Unit.** A block. Each block gives one value per class of cells: the mean over its cells of
 //!   the logarithm of the rate against a reference that both runs share (the middle of their two
 //!   estimates of the cell), single cells limited to ± 5 noise deviations around their own run's
-//!   estimate. What disturbs many cells of a block at once, drift included, is thus part of the
+//!   estimate (not where single CPUs and cells are tested). What disturbs many cells of a block at once, drift included, is thus part of the
 //!   variation between blocks, from which all intervals come: Welch's interval for the difference
 //!   of the block means of two runs. With fewer than two blocks on a side the units are eighths of
 //!   the rows, paired; classes of rows then have no interval, because row and time are one.
 //! * **Classes.** Devices, NUMA nodes, kinds of pairs, CPUs. A class is tested against the median
 //!   class of its axis in the same block (of two classes: against the other one), which removes
 //!   what a whole block has in common; its variance is shared with that of the other classes of the
-//!   axis, of two with that of single CPUs (as many degrees of freedom as those have, at
-//!   most 8). It counts as changed when its own ratio *and* that against the median class are
-//!   beyond the smallest effect, the test rejects, and at least 60 % of its cells share more than
-//!   half of the effect; of two classes only the one that is farther from 1. Differences of changed devices, nodes
-//!   and kinds of pairs are taken out before CPUs are tested, and those of CPUs before cells.
+//!   axis, of two with that of single CPUs (as many degrees of freedom as those have, at most 8).
+//!   It counts as changed when its own ratio *and* that against the median class are beyond the
+//!   smallest effect, the test rejects, and at least 60 % of its cells share more than half of the
+//!   effect; of two classes only the one that is farther from 1. Differences of changed devices,
+//!   nodes and kinds of pairs are taken out before CPUs are tested, those of CPUs before cells.
 //! * **Cells.** Needs three blocks on either side: every block of B beyond every block of A, and a
 //!   normal test with the larger of the pooled and the cell's own spread, against what the cells
 //!   have in common.
-//! * **Level.** Family-wise 1 % over everything that is tested: a quarter each for the overall
-//!   ratios, for devices with nodes and kinds of pairs, for CPUs, and for cells, divided by the
-//!   number of matrices; within a matrix Holm's procedure.
+//! * **Level.** Family-wise 1 % over everything that is tested: 0.35 % each for the overall ratios
+//!   and for devices with nodes and kinds of pairs, 0.25 % for CPUs, 0.05 % for cells, divided by
+//!   the number of matrices; within a matrix Holm's procedure.
 //!
 //! Assumed: blocks are exchangeable but for drift (which widens the intervals), and the noise of a
 //! cell is about normal but for single outliers.
@@ -224,8 +224,8 @@ pub struct SideFacts {
     pub median_gbps: f64,
     /// Number of blocks.
     pub blocks: usize,
-    /// Relative standard deviation of a visit between blocks, median over cells; NaN (null) with
-    /// one block.
+    /// Relative standard deviation of a visit between blocks, mean over cells (each up to five times
+    /// their median); NaN (null) with one block.
     pub noise: f64,
     /// Rate of the last block ÷ that of the first; NaN (null) with one block.
     pub drift: f64,
@@ -348,7 +348,7 @@ pub fn compare(a: (&str, &Report), b: (&str, &Report), options: &CompareOptions)
             }
         }
     }
-    let level = options.level / 4.0 / to_f64(pairs.len().max(1));
+    let level = options.level / to_f64(pairs.len().max(1));
     for (left, right) in &pairs {
         if let Some(compared) = compare_matrices(left, right, &cores, options, level) {
             result.matrices.push(compared);
@@ -417,9 +417,11 @@ pub(crate) struct Logs {
     pub(crate) cells: Array2<f64>,
     /// Of every block, limited around the cell's estimate.
     pub(crate) blocks: Vec<Array2<f64>>,
+    /// The same as measured: where most blocks of a cell were disturbed, limits would hide the rest.
+    raw: Vec<Array2<f64>>,
     /// Relative spread of every cell between blocks.
     pub(crate) spread: Array2<f64>,
-    /// Median of them.
+    /// Mean of them, see [`SideFacts::noise`].
     pub(crate) noise: f64,
 }
 
@@ -438,22 +440,25 @@ impl Logs {
         let spread = at(&matrix.spread);
         let mut known: Vec<f64> =
             spread.iter().copied().filter(|value| value.is_finite()).collect();
-        let noise = median(&mut known);
-        let blocks = blocks
+        // A single cell's spread is so skewed that their median would be too small; few wild ones
+        // must not count in full.
+        let most = LIMIT * median(&mut known);
+        let noise = mean_and_spread(&known.iter().map(|one| one.min(most)).collect::<Vec<_>>()).0;
+        let raw: Vec<Array2<f64>> = blocks
             .gbps
             .iter()
-            .map(|block| {
-                let mut logs = at(block).mapv_into(f64::ln);
-                if noise.is_finite() {
-                    logs.zip_mut_with(&cells, |value, center| {
-                        *value = center + (*value - center).clamp(-LIMIT * noise, LIMIT * noise);
-                    });
-                }
-                logs
-            })
+            .map(|block| at(block).mapv_into(f64::ln))
             .filter(|logs| logs.iter().any(|value| value.is_finite()))
             .collect();
-        Self { cells, blocks, spread, noise }
+        let mut blocks = raw.clone();
+        if noise.is_finite() {
+            for logs in &mut blocks {
+                logs.zip_mut_with(&cells, |value, center| {
+                    *value = center + (*value - center).clamp(-LIMIT * noise, LIMIT * noise);
+                });
+            }
+        }
+        Self { cells, blocks, raw, spread, noise }
     }
 
     fn facts(&self, overall: &[f64]) -> SideFacts {
@@ -521,6 +526,11 @@ impl Units {
     }
 }
 
+/// Shares of the level: for overall ratios and again for coarse classes, for CPUs, for cells.
+const LEVEL_OF_FEW: f64 = 0.35;
+const LEVEL_OF_CPUS: f64 = 0.25;
+const LEVEL_OF_CELLS: f64 = 0.05;
+
 /// Parts of the rows that stand in for blocks where there is only one.
 const PARTS: usize = 8;
 
@@ -576,14 +586,18 @@ fn compare_matrices(
         &axis_of(&left.matrix.columns, &columns),
         cores,
     );
-    let mut units = if a.blocks.len() >= 2 && b.blocks.len() >= 2 {
+    let by_blocks = a.blocks.len() >= 2 && b.blocks.len() >= 2;
+    let units_of = |of: fn(&Logs) -> &[Array2<f64>]| {
+        if !by_blocks {
+            return eighths(&differences, cells);
+        }
         let reference = (&a.cells + &b.cells) / 2.0;
         let sides = [&a, &b]
-            .map(|side| side.blocks.iter().map(|block| block - &reference).collect::<Vec<_>>());
+            .map(|side| of(side).iter().map(|block| block - &reference).collect::<Vec<_>>());
         Units { sides, paired: false, cells }
-    } else {
-        eighths(&differences, cells)
     };
+    let mut units = units_of(|logs| &logs.blocks);
+    let mut raw_units = units_of(|logs| &logs.raw);
     let by_block = |logs: &Logs| {
         logs.blocks
             .iter()
@@ -599,17 +613,17 @@ fn compare_matrices(
     let coarse: Vec<&ClassAxis> = axes.iter().filter(|axis| !axis.is_fine).collect();
     let fine: Vec<&ClassAxis> = axes.iter().filter(|axis| axis.is_fine).collect();
     let mut classes = Vec::new();
-    let found = stage(&coarse, &fine, &units, &differences, smallest, level);
+    let found = stage(&coarse, &fine, &units, &differences, smallest, LEVEL_OF_FEW * level);
     let overall = Overall {
         ratio: Ratio::of(&whole),
         p: whole.p(),
-        changed: whole.p() <= level && whole.difference.abs() >= smallest,
+        changed: whole.p() <= LEVEL_OF_FEW * level && whole.difference.abs() >= smallest,
     };
     let mut in_changed = Array2::from_elem(differences.dim(), false);
-    take_out(&found, &coarse, &mut units, &mut differences, &mut in_changed);
+    take_out(&found, &coarse, [&mut units, &mut raw_units], &mut differences, &mut in_changed);
     classes.extend(found.into_iter().map(|found| found.ratio));
-    let found = stage(&fine, &[], &units, &differences, smallest, level);
-    take_out(&found, &fine, &mut units, &mut differences, &mut in_changed);
+    let found = stage(&fine, &[], &raw_units, &differences, smallest, LEVEL_OF_CPUS * level);
+    take_out(&found, &fine, [&mut units, &mut raw_units], &mut differences, &mut in_changed);
     classes.extend(found.into_iter().map(|found| found.ratio).filter(|class| class.changed));
     let rest = classes.iter().any(|class| class.changed).then(|| {
         for values in units.sides.iter_mut().flatten() {
@@ -625,13 +639,21 @@ fn compare_matrices(
         Overall {
             ratio: Ratio::of(&contrast),
             p: contrast.p(),
-            changed: contrast.p() < level && contrast.difference.abs() >= smallest,
+            changed: contrast.p() <= LEVEL_OF_FEW * level && contrast.difference.abs() >= smallest,
         }
     });
     let cells_tested = a.blocks.len() >= 3 && b.blocks.len() >= 3;
     let changed_cells = if cells_tested {
         let places = [rows.as_slice(), columns.as_slice()];
-        changed_cells(left.matrix, places, [&a, &b], &original, &differences, smallest, level)
+        changed_cells(
+            left.matrix,
+            places,
+            [&a, &b],
+            &original,
+            &differences,
+            smallest,
+            LEVEL_OF_CELLS * level,
+        )
     } else {
         Vec::new()
     };
@@ -717,6 +739,9 @@ fn shared(axis: &ClassAxis, found: &Found, differences: &Array2<f64>) -> f64 {
 /// Most degrees of freedom that the variance of a class takes from the others of its axis.
 const MOST_SHARED_DEGREES: f64 = 8.0;
 
+/// A class counts with at most so many times the median variance of an axis.
+const MOST_OF_MEDIAN: f64 = 10.0;
+
 /// The variance of a class with that of the other classes, which scales with their cells.
 fn moderated(own: Spread, own_cells: f64, others: &[(Spread, f64)]) -> Spread {
     let known: Vec<&(Spread, f64)> =
@@ -724,7 +749,10 @@ fn moderated(own: Spread, own_cells: f64, others: &[(Spread, f64)]) -> Spread {
     if known.is_empty() || own.variance.is_nan() {
         return own;
     }
-    let sum: f64 = known.iter().map(|(spread, cells)| spread.variance * cells).sum();
+    let scaled: Vec<f64> = known.iter().map(|(spread, cells)| spread.variance * cells).collect();
+    // A single disturbed class must not hide what the others do.
+    let most = MOST_OF_MEDIAN * median(&mut scaled.clone());
+    let sum: f64 = scaled.iter().map(|variance| variance.min(most)).sum();
     let prior = sum / to_f64(known.len()) / own_cells;
     let degrees: f64 = known.iter().map(|(spread, _)| spread.degrees).sum();
     let degrees = degrees.min(MOST_SHARED_DEGREES);
@@ -911,14 +939,16 @@ fn classes_of(
 fn take_out(
     found: &[Found],
     axes: &[&ClassAxis],
-    units: &mut Units,
+    mut units: [&mut Units; 2],
     differences: &mut Array2<f64>,
     in_changed: &mut Array2<bool>,
 ) {
     for found in found.iter().filter(|found| found.ratio.changed) {
         let is_member =
             |row: usize, column: usize| axes[found.axis].of(row, column) == Some(found.class);
-        units.subtract(found.relative, is_member);
+        for units in &mut units {
+            units.subtract(found.relative, is_member);
+        }
         for ((row, column), difference) in differences.indexed_iter_mut() {
             if is_member(row, column) {
                 *difference -= found.relative;
@@ -948,7 +978,7 @@ fn changed_cells(
     };
     // Extremes of a side's blocks, what both share taken out of B.
     let ends = |side: &Logs, place: (usize, usize), shift: f64| {
-        side.blocks
+        side.raw
             .iter()
             .map(|block| block[place] - shift)
             .filter(|value| value.is_finite())
