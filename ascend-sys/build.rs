@@ -36,7 +36,7 @@ mod generate {
             name: "dcmi",
             table: "DcmiTable",
             vendor: &["dcmi_interface_api.h"],
-            functions: "dcmi_.*",
+            functions: "dcmi.*",
         },
         Module {
             name: "aclnn",

@@ -1,22 +1,22 @@
-//! What our types add to the calls of the Ascend runtime that a timed copy consists of.
+//! What our types add to the calls of the Ascend runtime that a timed copy consists of, against the
+//! same calls from C.
 //!
 //! `cargo run --release -p cluster-health-examples --example ascend_overhead`
 //!
 //! Runs on the simulator that cargo builds beside it, in virtual time, so that copies take no time;
 //! or on the libraries in the folder that `CLUSTER_HEALTH_ASCEND_LIB_DIR` names. One round is two
-//! event records around a copy of 64 bytes, then the wait for the stream: through `Transfer` and
-//! `Event`, and through the function pointers of `ascend-sys` alone, in turns.
+//! event records around a copy of 64 bytes, then the wait for the stream, which is idle by then:
+//! through `Transfer` and `Event`, and in `ascend_overhead.c`, in turns. Fails where more than
+//! 100 ns per call are added (built with optimisation), or anything is allocated.
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::error::Error;
-use std::ffi::c_void;
+use std::ffi::{CString, c_char, c_int};
 use std::process::{Command, ExitCode};
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ascend_sys::{acl, function};
 use cluster_health_core::{
     ByteSize, DeviceBuffer, Event, HostBuffer, HostMemory, Machine, Stream, Transfer,
 };
@@ -24,8 +24,13 @@ use cluster_health_core::{
 const FOLDER: &str = "CLUSTER_HEALTH_ASCEND_LIB_DIR";
 const BOUND: Duration = Duration::from_secs(10);
 const SIZE: usize = 64;
-const ROUNDS: u32 = 200;
-const BATCHES: usize = 301;
+/// Without an argument that says otherwise.
+const ROUNDS: usize = 30_000;
+/// Before each wait, so that it finds the work done: it would be the wake-up of the simulator's
+/// thread that is timed.
+const PAUSE: Duration = Duration::from_micros(30);
+/// What a call may cost more than from C.
+const MOST_NS: f64 = 100.0;
 
 /// Counts what this program allocates; the libraries have allocators of their own.
 struct Counting;
@@ -52,6 +57,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+unsafe extern "C" {
+    fn overhead_open(library: *const c_char, bytes: usize) -> c_int;
+    fn overhead_round(pause_ns: i64, submit_ns: *mut i64, wait_ns: *mut i64) -> c_int;
+}
+
 /// Nanoseconds of one round: until all is submitted, and of the wait.
 #[derive(Clone, Copy)]
 struct Times {
@@ -59,117 +69,85 @@ struct Times {
     wait: f64,
 }
 
-/// Times a batch of rounds.
-fn batch<E>(
-    mut submit: impl FnMut() -> Result<(), E>,
-    mut wait: impl FnMut() -> Result<(), E>,
-) -> Result<Times, E> {
-    let (mut submitting, mut waiting) = (Duration::ZERO, Duration::ZERO);
-    for _ in 0..ROUNDS {
-        let start = Instant::now();
-        submit()?;
-        let middle = Instant::now();
-        wait()?;
-        submitting += middle - start;
-        waiting += middle.elapsed();
-    }
-    let each = |time: Duration| time.as_secs_f64() * 1e9 / f64::from(ROUNDS);
-    Ok(Times { submit: each(submitting), wait: each(waiting) })
+/// A round in C.
+fn c_round() -> Result<Times, String> {
+    let (mut submit, mut wait) = (0, 0);
+    let pause = i64::try_from(PAUSE.as_nanos()).unwrap_or(i64::MAX);
+    // SAFETY:
+    // * Both pointers are to live integers of ours, and `overhead_open` has succeeded in this
+    //   thread.
+    check(unsafe { overhead_round(pause, &raw mut submit, &raw mut wait) })?;
+    Ok(Times { submit: submit as f64, wait: wait as f64 })
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+fn check(code: c_int) -> Result<(), String> {
+    if code == 0 { Ok(()) } else { Err(format!("code {code} in C")) }
+}
+
+/// The time that one round in ten undercuts: what it takes where nothing else got in the way. The
+/// simulator's threads, which are woken in each round, would hide the difference in a median.
+fn undisturbed(rounds: &[Times], part: fn(&Times) -> f64) -> f64 {
+    let mut values: Vec<f64> = rounds.iter().map(part).collect();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values[values.len() / 10]
 }
 
-fn report(what: &str, calls: f64, pairs: &[(Times, Times)], part: fn(&Times) -> f64) {
-    let ours = median(pairs.iter().map(|(ours, _)| part(ours)).collect());
-    let direct = median(pairs.iter().map(|(_, direct)| part(direct)).collect());
-    let added = median(pairs.iter().map(|(ours, direct)| part(ours) - part(direct)).collect());
-    println!(
-        "{what}: ours {ours:.0} ns, direct {direct:.0} ns, added {added:.0} ns = {:.1} ns per call",
-        added / calls
-    );
+/// Prints a comparison; what ours adds.
+fn report(what: &str, calls: f64, ours: &[Times], c: &[Times], part: fn(&Times) -> f64) -> f64 {
+    let (ours, c) = (undisturbed(ours, part), undisturbed(c, part));
+    let each = (ours - c) / calls;
+    println!("{what}: ours {ours:.0} ns, C {c:.0} ns, added {each:.1} ns per call");
+    ours - c
 }
 
-fn check(code: i32) -> Result<(), String> {
-    if code == 0 { Ok(()) } else { Err(format!("code {code}")) }
-}
-
-fn measure() -> Result<(), Box<dyn Error>> {
+/// True when the bounds are kept.
+fn measure(rounds: usize) -> Result<bool, Box<dyn Error>> {
     let machine = Machine::ascend()?;
+    // The simulator's threads inherit the CPU: waking one elsewhere costs more, and more variably,
+    // than all that is compared here.
+    let cpu = machine.census()?.bindable().into_iter().next_back().ok_or("no CPU to bind to")?;
+    let _binding = machine.bind(cpu)?;
     let device = machine.devices().remove(0);
     let size = ByteSize(SIZE as u64);
     let source = HostBuffer::new(&machine, size, HostMemory::PageLocked)?;
     let mut target = DeviceBuffer::new(&device, size)?;
     let stream = Stream::new(&device)?;
     let (mut before, mut after) = (Event::new(&device)?, Event::new(&device)?);
-    let copy = Transfer::to_device(&stream, &source, &mut target, size, BOUND)?;
-    let copy = std::cell::RefCell::new(copy);
+    let mut copy = Transfer::to_device(&stream, &source, &mut target, size, BOUND)?;
 
     let library = ascend_sys::load::acl()?;
-    let malloc_host = function!(library, aclrtMallocHost)?;
-    let malloc = function!(library, aclrtMalloc)?;
-    let create_stream = function!(library, aclrtCreateStreamWithConfig)?;
-    let create_event = function!(library, aclrtCreateEventExWithFlag)?;
-    let record = function!(library, aclrtRecordEvent)?;
-    let copy_async = function!(library, aclrtMemcpyAsync)?;
-    let synchronize = function!(library, aclrtSynchronizeStreamWithTimeout)?;
-    let (mut host, mut remote, mut queue) = (null_mut::<c_void>(), null_mut(), null_mut());
-    let mut marks = [null_mut(); 2];
+    let library = library.libraries().first().ok_or("no library")?.path.as_os_str();
+    let library = CString::new(library.as_encoded_bytes())?;
     // SAFETY:
-    // * The pointer is to a live pointer of ours; this thread has a device, for all calls here.
-    check(unsafe { malloc_host(&raw mut host, SIZE) })?;
-    // SAFETY:
-    // * As above.
-    check(unsafe { malloc(&raw mut remote, SIZE, acl::ACL_MEM_MALLOC_HUGE_FIRST) })?;
-    let flags = acl::ACL_STREAM_FAST_LAUNCH | acl::ACL_STREAM_FAST_SYNC;
-    // SAFETY:
-    // * As above.
-    check(unsafe { create_stream(&raw mut queue, 0, flags) })?;
-    for mark in &mut marks {
-        let flags = acl::ACL_EVENT_SYNC | acl::ACL_EVENT_TIME_LINE;
-        // SAFETY:
-        // * As above.
-        check(unsafe { create_event(mark, flags) })?;
-    }
+    // * The path is a string that lives during the call, and this thread has a device.
+    check(unsafe { overhead_open(library.as_ptr(), SIZE) })?;
 
-    let mut pairs = Vec::with_capacity(BATCHES);
-    let mut allocations = 0;
-    for _ in 0..BATCHES {
-        let allocated = ALLOCATIONS.load(Ordering::Relaxed);
-        let ours = batch(
-            || {
-                before.record(&stream)?;
-                copy.borrow_mut().issue()?;
-                after.record(&stream)
-            },
-            || copy.borrow_mut().wait(),
-        )?;
-        allocations += ALLOCATIONS.load(Ordering::Relaxed) - allocated;
-        let direct = batch(
-            || {
-                // SAFETY:
-                // * Event and stream are alive and of this thread's device.
-                check(unsafe { record(marks[0], queue) })?;
-                let kind = acl::ACL_MEMCPY_HOST_TO_DEVICE;
-                // SAFETY:
-                // * Both sides are `SIZE` bytes long, and nothing else accesses them.
-                check(unsafe { copy_async(remote, SIZE, host, SIZE, kind, queue) })?;
-                // SAFETY:
-                // * As for the first event.
-                check(unsafe { record(marks[1], queue) })
-            },
-            // SAFETY:
-            // * The stream is alive.
-            || check(unsafe { synchronize(queue, 10_000) }),
-        )?;
-        pairs.push((ours, direct));
+    let (mut ours, mut c) = (Vec::with_capacity(rounds), Vec::with_capacity(rounds));
+    let allocated = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..rounds {
+        let start = Instant::now();
+        before.record(&stream)?;
+        copy.issue()?;
+        after.record(&stream)?;
+        let submitted = Instant::now();
+        let mut resume = submitted;
+        while resume < submitted + PAUSE {
+            resume = Instant::now();
+        }
+        copy.wait()?;
+        let wait = resume.elapsed().as_secs_f64() * 1e9;
+        ours.push(Times { submit: (submitted - start).as_secs_f64() * 1e9, wait });
+        c.push(c_round()?);
     }
-    report("two records and a copy", 3.0, &pairs, |times| times.submit);
-    report("wait", 1.0, &pairs, |times| times.wait);
-    println!("allocations in {} of our rounds: {allocations}", BATCHES * ROUNDS as usize);
-    Ok(())
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - allocated;
+    let submit = report("two records and a copy", 3.0, &ours, &c, |times| times.submit);
+    let wait = report("wait", 1.0, &ours, &c, |times| times.wait);
+    let added = (submit + wait) / 4.0;
+    println!("allocations in {rounds} of our rounds: {allocations}");
+    let kept = added <= MOST_NS && allocations == 0;
+    let word = if kept { "kept" } else { "exceeded" };
+    println!("added {added:.1} ns per call; bounds of {MOST_NS} and no allocation: {word}");
+    Ok(kept)
 }
 
 /// Starts this program again with the simulator as the machine's libraries.
@@ -180,7 +158,11 @@ fn on_simulator() -> Result<ExitCode, Box<dyn Error>> {
     let folder = std::env::temp_dir().join(format!("ascend-overhead-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
     std::os::unix::fs::symlink(simulator, folder.join("libascendcl.so"))?;
-    let status = Command::new(this).env(FOLDER, &folder).env("ASCEND_SIM_VIRTUAL", "1").status();
+    let status = Command::new(this)
+        .args(std::env::args_os().skip(1))
+        .env(FOLDER, &folder)
+        .env("ASCEND_SIM_VIRTUAL", "1")
+        .status();
     std::fs::remove_dir_all(&folder)?;
     Ok(if status?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -189,6 +171,8 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     if std::env::var_os(FOLDER).is_none() {
         return on_simulator();
     }
-    measure()?;
-    Ok(ExitCode::SUCCESS)
+    let rounds = std::env::args().nth(1).map_or(Ok(ROUNDS), |text| text.parse())?;
+    // What is not optimised is measured but not judged.
+    let kept = measure(rounds.max(1))? || cfg!(debug_assertions);
+    Ok(if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

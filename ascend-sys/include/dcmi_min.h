@@ -130,6 +130,18 @@ int dcmi_get_card_id_device_id_from_logicid(int *card_id, int *device_id,
     unsigned int device_logic_id);
 int dcmi_get_card_id_device_id_from_phyid(int *card_id, int *device_id, unsigned int device_phy_id);
 
+/* The same of newer drivers, which name a device by its logic id; on chips before the 950 they are
+ * there too, and answer that they are not supported. The physical id of a device has two names. */
+int dcmiv2_init(void);
+int dcmiv2_get_driver_version(char *driver_ver, unsigned int len);
+int dcmiv2_get_device_list(int *device_list, int *device_count, int list_len);
+int dcmiv2_get_device_health(int dev_id, unsigned int *health);
+int dcmiv2_get_device_hbm_info(int dev_id, struct dcmi_hbm_info *hbm_info);
+int dcmiv2_get_device_utilization_rate(int dev_id, int input_type, unsigned int *utilization_rate);
+int dcmiv2_get_device_proc_mem_info(int dev_id, struct dcmi_proc_mem_info *proc_info, int *proc_num);
+int dcmiv2_get_dev_id_by_chip_phy_id(unsigned int phyid, unsigned int *dev_id);
+int dcmiv2_get_dev_id_from_chip_phyid(unsigned int phyid, unsigned int *dev_id);
+
 #ifdef __cplusplus
 }
 #endif

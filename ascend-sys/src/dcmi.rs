@@ -172,6 +172,69 @@ pub struct DcmiTable {
         ) -> ::core::ffi::c_int,
         ::libloading::Error,
     >,
+    pub dcmiv2_init: Result<
+        unsafe extern "C" fn() -> ::core::ffi::c_int,
+        ::libloading::Error,
+    >,
+    pub dcmiv2_get_driver_version: Result<
+        unsafe extern "C" fn(
+            driver_ver: *mut ::core::ffi::c_char,
+            len: ::core::ffi::c_uint,
+        ) -> ::core::ffi::c_int,
+        ::libloading::Error,
+    >,
+    pub dcmiv2_get_device_list: Result<
+        unsafe extern "C" fn(
+            device_list: *mut ::core::ffi::c_int,
+            device_count: *mut ::core::ffi::c_int,
+            list_len: ::core::ffi::c_int,
+        ) -> ::core::ffi::c_int,
+        ::libloading::Error,
+    >,
+    pub dcmiv2_get_device_health: Result<
+        unsafe extern "C" fn(
+            dev_id: ::core::ffi::c_int,
+            health: *mut ::core::ffi::c_uint,
+        ) -> ::core::ffi::c_int,
+        ::libloading::Error,
+    >,
+    pub dcmiv2_get_device_hbm_info: Result<
+        unsafe extern "C" fn(
+            dev_id: ::core::ffi::c_int,
+            hbm_info: *mut dcmi_hbm_info,
+        ) -> ::core::ffi::c_int,
+        ::libloading::Error,
+    >,
+    pub dcmiv2_get_device_utilization_rate: Result<
+        unsafe extern "C" fn(
+            dev_id: ::core::ffi::c_int,
+            input_type: ::core::ffi::c_int,
+            utilization_rate: *mut ::core::ffi::c_uint,
+        ) -> ::core::ffi::c_int,
+        ::libloading::Error,
+    >,
+    pub dcmiv2_get_device_proc_mem_info: Result<
+        unsafe extern "C" fn(
+            dev_id: ::core::ffi::c_int,
+            proc_info: *mut dcmi_proc_mem_info,
+            proc_num: *mut ::core::ffi::c_int,
+        ) -> ::core::ffi::c_int,
+        ::libloading::Error,
+    >,
+    pub dcmiv2_get_dev_id_by_chip_phy_id: Result<
+        unsafe extern "C" fn(
+            phyid: ::core::ffi::c_uint,
+            dev_id: *mut ::core::ffi::c_uint,
+        ) -> ::core::ffi::c_int,
+        ::libloading::Error,
+    >,
+    pub dcmiv2_get_dev_id_from_chip_phyid: Result<
+        unsafe extern "C" fn(
+            phyid: ::core::ffi::c_uint,
+            dev_id: *mut ::core::ffi::c_uint,
+        ) -> ::core::ffi::c_int,
+        ::libloading::Error,
+    >,
 }
 pub const DCMI_UTILIZATION_RATE_AICORE: u32 = 2;
 pub const DCMI_UTILIZATION_RATE_AICPU: u32 = 3;
@@ -333,6 +396,39 @@ impl DcmiTable {
             __library.get(b"dcmi_get_card_id_device_id_from_phyid\0")
         }
             .map(|sym| *sym);
+        let dcmiv2_init = unsafe { __library.get(b"dcmiv2_init\0") }.map(|sym| *sym);
+        let dcmiv2_get_driver_version = unsafe {
+            __library.get(b"dcmiv2_get_driver_version\0")
+        }
+            .map(|sym| *sym);
+        let dcmiv2_get_device_list = unsafe {
+            __library.get(b"dcmiv2_get_device_list\0")
+        }
+            .map(|sym| *sym);
+        let dcmiv2_get_device_health = unsafe {
+            __library.get(b"dcmiv2_get_device_health\0")
+        }
+            .map(|sym| *sym);
+        let dcmiv2_get_device_hbm_info = unsafe {
+            __library.get(b"dcmiv2_get_device_hbm_info\0")
+        }
+            .map(|sym| *sym);
+        let dcmiv2_get_device_utilization_rate = unsafe {
+            __library.get(b"dcmiv2_get_device_utilization_rate\0")
+        }
+            .map(|sym| *sym);
+        let dcmiv2_get_device_proc_mem_info = unsafe {
+            __library.get(b"dcmiv2_get_device_proc_mem_info\0")
+        }
+            .map(|sym| *sym);
+        let dcmiv2_get_dev_id_by_chip_phy_id = unsafe {
+            __library.get(b"dcmiv2_get_dev_id_by_chip_phy_id\0")
+        }
+            .map(|sym| *sym);
+        let dcmiv2_get_dev_id_from_chip_phyid = unsafe {
+            __library.get(b"dcmiv2_get_dev_id_from_chip_phyid\0")
+        }
+            .map(|sym| *sym);
         Ok(DcmiTable {
             __library,
             dcmi_init,
@@ -353,6 +449,15 @@ impl DcmiTable {
             dcmi_get_device_logicid_from_phyid,
             dcmi_get_card_id_device_id_from_logicid,
             dcmi_get_card_id_device_id_from_phyid,
+            dcmiv2_init,
+            dcmiv2_get_driver_version,
+            dcmiv2_get_device_list,
+            dcmiv2_get_device_health,
+            dcmiv2_get_device_hbm_info,
+            dcmiv2_get_device_utilization_rate,
+            dcmiv2_get_device_proc_mem_info,
+            dcmiv2_get_dev_id_by_chip_phy_id,
+            dcmiv2_get_dev_id_from_chip_phyid,
         })
     }
 }

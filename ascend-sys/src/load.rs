@@ -585,7 +585,8 @@ macro_rules! table {
     };
 }
 
-// Required is what every release since 8.1.RC1 declares and is not announced to go.
+// Required is what every release since 8.1.RC1 declares, is not announced to go, and has nothing
+// that could be called instead.
 table!(AclTable {
     names: ["libascendcl.so", "libacl_rt.so"],
     extra: ["libacl_rt.so"],
@@ -601,8 +602,8 @@ table!(AclTable {
         aclrtCreateEventExWithFlag aclrtDestroyEvent aclrtRecordEvent aclrtResetEvent
         aclrtQueryEventStatus aclrtSynchronizeEvent aclrtEventElapsedTime aclrtMalloc aclrtFree
         aclrtMemset aclrtMemsetAsync aclrtGetMemInfo aclrtMallocHost aclrtFreeHost aclrtMemcpy
-        aclrtMemcpyAsync aclrtMemcpy2d aclrtMemcpy2dAsync aclrtDeviceCanAccessPeer
-        aclrtDeviceEnablePeerAccess aclrtDeviceDisablePeerAccess
+        aclrtMemcpyAsync aclrtDeviceCanAccessPeer aclrtDeviceEnablePeerAccess
+        aclrtDeviceDisablePeerAccess
     ],
     optional: [
         aclrtGetVersion aclsysGetVersionStr aclsysGetCANNVersion aclrtSynchronizeDeviceWithTimeout
@@ -612,6 +613,7 @@ table!(AclTable {
         aclrtGetLogicDevIdByPhyDevId aclrtStreamAbort aclrtSynchronizeEventWithTimeout
         aclrtEventGetTimestamp aclrtHostRegister aclrtHostRegisterV2 aclrtHostUnregister
         aclrtHostGetDevicePointer aclrtPointerGetAttributes aclrtDevicePeerAccessStatus
+        aclrtMemcpy2d aclrtMemcpy2dAsync
     ],
 });
 
@@ -632,14 +634,19 @@ table!(DcmiTable {
     names: [DCMI],
     extra: [],
     folders: ["/usr/local/dcmi", "/usr/local/Ascend/driver/lib64/driver"],
-    required: [dcmi_init dcmi_get_card_list dcmi_get_device_num_in_card],
+    // Drivers come with the one generation of names, the other, or both.
+    required: [],
     optional: [
-        dcmi_get_driver_version dcmi_get_device_health dcmi_get_device_errorcode_v2
+        dcmi_init dcmi_get_card_list dcmi_get_device_num_in_card dcmi_get_driver_version dcmi_get_device_health dcmi_get_device_errorcode_v2
         dcmi_get_device_pcie_info_v2 dcmi_get_device_hbm_info dcmi_get_device_utilization_rate
         dcmi_get_device_resource_info dcmi_get_topo_info_by_device_id dcmi_get_device_temperature
         dcmi_get_device_power_info dcmi_get_device_logic_id dcmi_get_device_phyid_from_logicid
         dcmi_get_device_logicid_from_phyid dcmi_get_card_id_device_id_from_logicid
         dcmi_get_card_id_device_id_from_phyid
+        dcmiv2_init dcmiv2_get_driver_version dcmiv2_get_device_list dcmiv2_get_device_health
+        dcmiv2_get_device_hbm_info dcmiv2_get_device_utilization_rate
+        dcmiv2_get_device_proc_mem_info dcmiv2_get_dev_id_by_chip_phy_id
+        dcmiv2_get_dev_id_from_chip_phyid
     ],
 });
 

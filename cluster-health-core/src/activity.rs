@@ -6,6 +6,7 @@ use std::fs;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::rank::{RankEnvironment, RankFamily};
 
 /// A process on a device, as the device's driver sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +61,8 @@ impl FailedCall {
 pub struct DeviceActivity {
     /// Physical id.
     pub device: u32,
-    /// Processes on it, without the calling process and those that it started.
+    /// Processes on it, without the calling process, those that it started, and the other ranks
+    /// of its launcher's job.
     pub processes: Option<Vec<DeviceProcess>>,
     /// 0 is healthy, 1 a minor, 2 a major, 3 a critical alarm; other numbers are the vendor's.
     pub health: Option<u32>,
@@ -104,19 +106,40 @@ pub(crate) fn process_name(pid: i32) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
-/// True for this process and those that it started, directly or not.
+/// True for this process, those that it started, directly or not, and the ranks that a launcher
+/// started beside it, with theirs.
 pub(crate) fn is_own(pid: i32) -> bool {
-    let own = i32::try_from(std::process::id()).ok();
+    let Ok(own) = i32::try_from(std::process::id()) else { return false };
+    is_descendant(pid, own) || pid > 1 && launch(own).is_some_and(|job| launch(pid) == Some(job))
+}
+
+fn is_descendant(pid: i32, own: i32) -> bool {
     let mut ancestor = Some(pid);
     // Processes come and go while this looks, and a chain of ids could in theory close.
     for _ in 0..64 {
         match ancestor {
-            Some(pid) if Some(pid) == own => return true,
+            Some(pid) if pid == own => return true,
             Some(pid) if pid > 1 => ancestor = parent(pid),
             _ => return false,
         }
     }
     false
+}
+
+/// What all ranks of a launcher's job have in common: its kind, their number, and the job's name or,
+/// where it has none, the process that started them. `None` for no rank, and for processes whose
+/// environment is not ours to see.
+fn launch(pid: i32) -> Option<(RankFamily, u32, String, Option<i32>)> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let variable = |name: &str| {
+        environment.split(|byte| *byte == 0).find_map(|entry| {
+            let value = entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+            String::from_utf8(value.to_vec()).ok()
+        })
+    };
+    let rank = RankEnvironment::from_variables(variable).ok()??;
+    let starter = if rank.job.is_empty() { parent(pid) } else { None };
+    Some((rank.family, rank.size, rank.job, starter))
 }
 
 fn parent(pid: i32) -> Option<i32> {

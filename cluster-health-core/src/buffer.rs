@@ -23,7 +23,8 @@ use crate::units::ByteSize;
 pub enum Pinned {
     /// Allocated page-locked by the driver.
     Pinned,
-    /// Own pages, page-locked afterwards (`mlock` on the host backend).
+    /// Own pages, page-locked afterwards (`aclrtHostRegister` on Ascend, `mlock` on the host
+    /// backend).
     Registered,
     /// Ordinary memory.
     Pageable,
@@ -41,10 +42,15 @@ impl Pinned {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum HostMemory {
-    /// Own pages, touched by the calling thread, then page-locked. Where the kernel refuses the
-    /// lock the buffer is pageable and says why.
+    /// Page-locked the way the backend does it best: by its driver (Ascend), or own pages, touched
+    /// by the calling thread, then locked. Where that is refused the buffer is pageable and says
+    /// why.
     #[default]
     PageLocked,
+    /// Own pages, touched by the calling thread, then registered with the driver. Where they cannot
+    /// be (Ascend: on Linux up to 5.10, with older toolkits) the buffer is page-locked by the
+    /// driver, or pageable, and says why.
+    Registered,
     /// Ordinary memory, touched by the calling thread.
     Pageable,
 }
@@ -139,7 +145,12 @@ impl HostBuffer {
             return Err(Error::invalid("size", "a buffer of 0 bytes"));
         }
         let driver = machine.driver();
-        let raw = driver.host_alloc(size.as_len()?, memory == HostMemory::PageLocked)?;
+        let len = size.as_len()?;
+        let raw = match memory {
+            HostMemory::PageLocked => driver.host_alloc(len, true)?,
+            HostMemory::Registered => driver.host_register(len)?,
+            HostMemory::Pageable => driver.host_alloc(len, false)?,
+        };
         Ok(Self { raw, driver, pending: Pending::default(), requested: memory })
     }
 
@@ -167,7 +178,7 @@ impl HostBuffer {
         self.raw.pinned
     }
 
-    /// Why the memory is not page-locked although that was asked for.
+    /// Why the memory is not what was asked for.
     #[must_use]
     pub fn refused(&self) -> Option<&str> {
         self.raw.refused.as_deref()

@@ -66,6 +66,32 @@ impl Device {
         self.info().id
     }
 
+    /// Makes it the calling thread's current device, where the runtime below has such a thing.
+    ///
+    /// Every type of this crate does that by itself, but calls that are timed
+    /// ([`Transfer::issue`](crate::Transfer::issue), [`Event::record`](crate::Event::record)) trust
+    /// that the device they made current last still is, instead of asking. A program that uses the
+    /// runtime itself (`aclrtSetDevice`) on a measuring thread costs one of them a second attempt;
+    /// calling this before the timed window avoids that.
+    ///
+    /// # Errors
+    /// When the device is unavailable or cannot be opened.
+    pub fn make_current(&self) -> Result<()> {
+        self.require_available()?;
+        self.driver.make_current(self.index)
+    }
+
+    /// Free and total bytes of its memory right now; `None` where the backend does not count them.
+    /// Opens the device where it is not open yet.
+    ///
+    /// # Errors
+    /// When the device is unavailable or does not tell.
+    pub fn memory(&self) -> Result<Option<(ByteSize, ByteSize)>> {
+        self.require_available()?;
+        let found = self.driver.device_memory(self.index)?;
+        Ok(found.map(|(free, total)| (ByteSize(free), ByteSize(total))))
+    }
+
     pub(crate) fn require_available(&self) -> Result<()> {
         match &self.info().unavailable {
             None => Ok(()),
@@ -84,8 +110,13 @@ impl Device {
         self.index
     }
 
+    /// Whether one backend serves both.
+    pub(crate) fn same_driver(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.driver, &other.driver)
+    }
+
     pub(crate) fn same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.driver, &other.driver) && self.index == other.index
+        self.same_driver(other) && self.index == other.index
     }
 }
 

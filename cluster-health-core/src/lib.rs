@@ -9,13 +9,14 @@
 //! | [`Event`] | `aclrtEvent` | `cudaEvent_t` | a time stamp |
 //! | [`HostBuffer`] | `aclrtMallocHost`, `aclrtHostRegister` | `cudaHostAlloc`, `cudaHostRegister` | `mmap` + `mlock` |
 //! | [`DeviceBuffer`] | `aclrtMalloc` | `cudaMalloc` | sealed memfd bound to the node |
+//! | [`EventTimer`] | two `aclrtEvent`s | two `cudaEvent_t`s | two time stamps |
 //! | [`Transfer`] | `aclrtMemcpyAsync` | `cudaMemcpyAsync` | `memcpy` by the bound CPU |
 //! | [`Communicator`] | `HcclComm` | `ncclComm_t` | ranks that write into each other's memfds |
 //! | [`RankGroup`] | the launcher's job, root info exchange | the launcher's job, `ncclUniqueId` exchange | socket pairs, or sockets in a private folder |
 //!
 //! The CUDA column names what the types stand for; this version has the Ascend, the host and the
-//! synthetic backend, and collectives of the host backend only. [`Machine`] has an example that
-//! runs on any Linux machine, [`rank`] one of starting and finding ranks.
+//! synthetic backend, and collectives of the first two. [`Machine`] has an example that runs on
+//! any Linux machine, [`rank`] one of starting and finding ranks.
 //!
 //! What it measures is what its callers time; it does not judge, print, install signal handlers or
 //! exit.
@@ -33,6 +34,7 @@ pub mod inventory;
 pub mod machine;
 pub mod rank;
 pub mod stream;
+pub mod timer;
 pub mod topology;
 pub mod transfer;
 pub mod units;
@@ -49,5 +51,6 @@ pub use inventory::AscendInventory;
 pub use machine::{Binding, Machine};
 pub use rank::{RankEnvironment, RankFamily, RankGroup};
 pub use stream::{Event, Stream};
+pub use timer::EventTimer;
 pub use transfer::Transfer;
 pub use units::{Bandwidth, ByteSize, parse_duration};

@@ -1,6 +1,7 @@
 //! Streams and events of one device.
 #![allow(unsafe_code, reason = "calls into the driver trait")]
 
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,6 +16,8 @@ pub(crate) struct StreamInner {
     pub(crate) device: Device,
     /// Set while the last wait ended by its time limit.
     late: AtomicBool,
+    /// Somebody else's: never destroyed here.
+    borrowed: bool,
 }
 
 /// How long an accessor or a drop waits for work that was left in flight.
@@ -44,6 +47,13 @@ impl StreamInner {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
+        if self.borrowed {
+            // What was left in flight on it holds a reference to this value, so nothing is.
+            // SAFETY:
+            // * From this driver, borrowed, not used again.
+            unsafe { self.device.driver().stream_return(self.raw) };
+            return;
+        }
         // A stream that does not become idle is left behind: destroying it would be unsound.
         if self.settle().is_ok() {
             // SAFETY:
@@ -68,11 +78,41 @@ impl Stream {
     pub fn new(device: &Device) -> Result<Self> {
         device.require_available()?;
         let raw = device.driver().stream_create(device.index())?;
-        Ok(Self(Arc::new(StreamInner {
-            raw,
-            device: device.clone(),
-            late: AtomicBool::new(false),
-        })))
+        Ok(Self::of(device, raw, false))
+    }
+
+    /// Around an existing `aclrtStream`, for example a framework's; it is borrowed, never
+    /// destroyed. With [`Communicator::from_raw_hccl`](crate::Communicator::from_raw_hccl) a
+    /// framework measures on its own stream and communicator.
+    ///
+    /// # Errors
+    /// When the device is unavailable or not one of the Ascend backend, or the stream is null (the
+    /// default stream, which HCCL does not take).
+    ///
+    /// # Safety
+    /// * `stream` is an `aclrtStream` of this device and of the ACL runtime that this process has
+    ///   loaded, made in the context that `aclrtSetDevice` makes current, not in one of
+    ///   `aclrtCreateContext`.
+    /// * It outlives the result and its clones, every [`Event`] that was recorded in it, and every
+    ///   buffer of a copy or collective that failed on it or whose
+    ///   [`Transfer`](crate::Transfer) was leaked: all of them may wait for it.
+    ///
+    /// Others may go on using it: what they queue between two operations of this crate is waited
+    /// for, and timed, with them.
+    pub unsafe fn from_raw_acl(device: &Device, stream: *mut c_void) -> Result<Self> {
+        device.require_available()?;
+        if stream.is_null() {
+            return Err(Error::invalid("stream", "a null stream"));
+        }
+        // SAFETY:
+        // * Forwarded to the caller.
+        let raw = unsafe { device.driver().stream_borrow(device.index(), stream)? };
+        Ok(Self::of(device, raw, true))
+    }
+
+    fn of(device: &Device, raw: RawStream, borrowed: bool) -> Self {
+        let (device, late) = (device.clone(), AtomicBool::new(false));
+        Self(Arc::new(StreamInner { raw, device, late, borrowed }))
     }
 
     /// The device that the stream belongs to.

@@ -101,6 +101,10 @@ fn one_case() {
         Ok("initialised_before") => codes::initialised_before(),
         Ok("sequences") => sequences::sequences(),
         Ok("activity") => activity(),
+        Ok("generation") => generation(),
+        Ok("hang") => hang(),
+        Ok("hung_start") => hung_start(),
+        Ok("others") => others(),
         Ok("inventory") => inventory(),
         Ok("no_management") => no_management(),
         Ok("stub") => stub(),
@@ -209,6 +213,144 @@ fn activity() {
     drop(buffer);
 }
 
+/// The same questions, whatever the driver calls its functions.
+#[test]
+fn activity_is_known_where_a_driver_lacks_functions() {
+    let chips = ["Ascend910B3", "Ascend950PR"];
+    // Chips of the one generation do not answer to the names of the other.
+    let cases: [(&[&str], [bool; 2]); 5] = [
+        (&["dcmi_get_card_id_device_id_from_phyid"], [true, true]),
+        (
+            &["dcmi_get_card_id_device_id_from_phyid", "dcmi_get_device_logicid_from_phyid"],
+            [false, true],
+        ),
+        (&["dcmi_init"], [false, true]),
+        (&["dcmiv2_get_dev_id_by_chip_phy_id"], [true, true]),
+        (&["dcmiv2_init"], [true, false]),
+    ];
+    for (names, known) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let file = support::install(folder.path(), &["libascendcl.so", "libdcmi.so"]);
+        support::remove_symbols(&file, names);
+        for (soc, known) in chips.into_iter().zip(known) {
+            run(
+                "generation",
+                &[
+                    (FOLDER, folder.path().to_str().unwrap()),
+                    ("ASCEND_SIM_SOC", soc),
+                    ("ASCEND_SIM_PHY", "3,5,0,7"),
+                    ("ASCEND_RT_VISIBLE_DEVICES", "1,2"),
+                    ("ASCEND_SIM_PROCESSES", "5=999999999:1G"),
+                    ("ASCEND_SIM_HEALTH", "0=1"),
+                    ("ASCEND_SIM_UTILIZATION", "5=64"),
+                    (EXPECTED, if known { "known" } else { "unknown" }),
+                ],
+            );
+        }
+    }
+}
+
+fn generation() {
+    let machine = machine();
+    let activity = machine.device_activity();
+    let [five, zero] = activity.as_slice() else { panic!("{activity:?}") };
+    if std::env::var(EXPECTED).unwrap() == "unknown" {
+        assert_eq!((five.health, &five.processes), (None, &None));
+        return assert!(!five.failures.is_empty(), "{five:?}");
+    }
+    assert_eq!((five.device, zero.device), (5, 0));
+    assert_eq!(five.processes.as_ref().unwrap()[0].pid, 999_999_999);
+    assert_eq!((five.health, zero.health), (Some(0), Some(1)));
+    assert_eq!((five.utilisation_percent, zero.utilisation_percent), (Some(64), Some(0)));
+    assert_eq!((five.memory_used_bytes, five.memory_bytes), (Some(3 << 30), Some(64 << 30)));
+    assert!(five.failures.is_empty() && zero.failures.is_empty(), "{activity:?}");
+    let software = machine.ascend_software().unwrap();
+    assert_eq!(software.driver.as_deref(), Some("25.0.rc1"));
+    // By cards of the first generation, by logic ids of the second.
+    let second = machine.devices()[0].info().name.starts_with("Ascend950");
+    let cards = if second { [0, 1, 2, 3] } else { [0, 3, 5, 7] };
+    assert_eq!(AscendInventory::take().cards, cards.map(|card| [card, 1]));
+}
+
+#[test]
+fn management_call_that_hangs_is_unknown_by_name_and_asked_once() {
+    run("hang", &[("ASCEND_SIM_FAULTS", "dcmi_get_device_health:2:hang")]);
+}
+
+fn hang() {
+    let machine = machine();
+    let start = Instant::now();
+    let activity = machine.device_activity();
+    let first = start.elapsed();
+    for (device, answers) in activity.iter().zip([true, false, true, true]) {
+        assert!(device.processes.is_some(), "{device:?}");
+        assert_eq!(device.health.is_some(), answers, "{device:?}");
+        assert_eq!(device.memory_bytes.is_some(), answers, "{device:?}");
+        assert_eq!(device.failures.is_empty(), answers, "{device:?}");
+    }
+    let [health, utilisation, memory] = activity[1].failures.as_slice() else { panic!() };
+    assert_eq!((health.call.as_str(), health.code), ("dcmi_get_device_health", None));
+    assert_eq!(health.device, Some(1));
+    assert!(health.message.contains("has not returned for"), "{health:?}");
+    for later in [utilisation, memory] {
+        assert!(later.message.contains("dcmi_get_device_health has not returned"), "{later:?}");
+    }
+    // It is not waited for again; what hangs is left behind when this process ends.
+    let start = Instant::now();
+    let again = machine.device_activity();
+    assert!(start.elapsed() * 2 < first, "{:?} after {first:?}", start.elapsed());
+    assert_eq!((again[1].health, again[0].health), (None, Some(0)));
+}
+
+#[test]
+fn start_of_the_management_that_hangs_leaves_all_unknown() {
+    run("hung_start", &[("ASCEND_SIM_FAULTS", "dcmi_init:1:hang")]);
+}
+
+fn hung_start() {
+    let activity = machine().device_activity();
+    assert_eq!(activity.len(), 4);
+    for device in activity {
+        assert_eq!(device.health, None);
+        assert!(device.failures[0].message.contains("dcmi_init"), "{device:?}");
+        assert!(device.failures[0].message.contains("has not returned"), "{device:?}");
+    }
+}
+
+#[test]
+fn ranks_that_a_launcher_started_beside_this_one_are_no_others() {
+    let torchrun = |rank, job| [("RANK", rank), ("WORLD_SIZE", "3"), ("TORCHELASTIC_RUN_ID", job)];
+    let idle = |variables: &[(&str, &str)]| {
+        let mut command = Command::new("sleep");
+        command.arg("60").envs(variables.iter().copied());
+        command.spawn().unwrap()
+    };
+    let mut idle = [
+        idle(&torchrun("1", "ours")),
+        idle(&torchrun("1", "theirs")),
+        idle(&torchrun("2", "ours")),
+        idle(&[]),
+    ];
+    let on = |child: &std::process::Child| format!("0={}:1M", child.id());
+    let processes = idle.iter().map(on).collect::<Vec<_>>().join(",");
+    let others = format!("{},{}", idle[1].id(), idle[3].id());
+    let mut variables = torchrun("0", "ours").to_vec();
+    variables.extend([("ASCEND_SIM_PROCESSES", &*processes), (EXPECTED, &*others)]);
+    let ran = child("others", &variables);
+    for process in &mut idle {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+fn others() {
+    let activity = machine().device_activity();
+    let found = activity[0].processes.as_ref().unwrap().iter();
+    let found: Vec<_> = found.map(|process| process.pid.to_string()).collect();
+    assert_eq!(found.join(","), std::env::var(EXPECTED).unwrap());
+}
+
 #[test]
 fn without_management_interface_activity_is_unknown() {
     let folder = tempfile::tempdir().unwrap();
@@ -234,7 +376,7 @@ fn no_management() {
 }
 
 #[test]
-fn inventory_has_versions_symbols_and_codes() {
+fn inventory_of_what_lacks_symbols_has_versions_and_codes() {
     let folder = tempfile::tempdir().unwrap();
     let file = support::install(folder.path(), &["libascendcl.so", "libdcmi.so"]);
     support::remove_symbols(&file, &support::NOT_IN_8_1_RC1);
@@ -260,7 +402,8 @@ fn inventory() {
     let [acl, hccl, dcmi, aclnn] = inventory.libraries.as_slice() else { panic!() };
     assert!(acl.missing.contains(&"aclrtGetPhyDevIdByUserDevId".to_owned()), "{acl:?}");
     assert!(acl.found.contains(&"aclrtMemcpyAsync".to_owned()));
-    assert!(dcmi.missing.is_empty() && dcmi.problem.is_none());
+    assert!(dcmi.missing.iter().all(|name| name.starts_with("dcmiv2_")), "{dcmi:?}");
+    assert_eq!((dcmi.missing.len(), &dcmi.problem), (9, &None));
     for absent in [hccl, aclnn] {
         assert!(absent.paths.is_empty() && !absent.tried.is_empty(), "{absent:?}");
     }

@@ -5,7 +5,8 @@
 //! |---|---|
 //! | planning | [`plan`], [`schedule`] |
 //! | measuring | [`sweep`], [`samples`], [`estimate`] |
-//! | telling | [`compare`], [`calibrate`], [`placement`], [`blocks`] |
+//! | judging | [`analysis`], [`compare`] |
+//! | telling | [`calibrate`], [`placement`], [`blocks`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
 //! | showing | [`matrix`], [`report`], [`output`] |
 //! | the older tool's files | [`older`] |
@@ -29,6 +30,7 @@
 //! [`Observer`] and a [`CancelToken`].
 #![forbid(unsafe_code)]
 
+pub mod analysis;
 pub mod blocks;
 pub mod calibrate;
 mod classes;

@@ -21,6 +21,19 @@ pub const PROBE_SIZE: ByteSize = ByteSize::kib(64);
 /// Most blocks that adaptive precision adds up to.
 pub const MAX_BLOCKS: u32 = 20;
 
+/// Smallest difference that counts as a fault, unless a plan says otherwise.
+pub const DEFAULT_MIN_EFFECT: f64 = 0.03;
+
+fn default_min_effect() -> f64 {
+    DEFAULT_MIN_EFFECT
+}
+
+/// A plan that keeps to the default is written without it.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_default_min_effect(share: &f64) -> bool {
+    share.total_cmp(&DEFAULT_MIN_EFFECT).is_eq()
+}
+
 /// Order of the points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -103,6 +116,9 @@ pub struct H2dPlan {
     pub timeout_ns: u64,
     /// Declared rate; a measured one above 1.25 × it is implausible.
     pub expect: Option<Bandwidth>,
+    /// Smallest difference that counts as a fault, as a share of the rate.
+    #[serde(default = "default_min_effect", skip_serializing_if = "is_default_min_effect")]
+    pub min_effect: f64,
     /// CPUs of the list that cannot be measured, with the reason; their points are skipped.
     pub unusable_cpus: BTreeMap<CpuId, String>,
     /// Devices of the list that cannot be measured, with the reason; their points are skipped.
@@ -299,6 +315,7 @@ struct Settings {
     check: CheckPolicy,
     timeout: Duration,
     expect: Option<Bandwidth>,
+    min_effect: f64,
 }
 
 impl Default for Settings {
@@ -314,6 +331,7 @@ impl Default for Settings {
             check: CheckPolicy::default(),
             timeout: Duration::from_secs(30),
             expect: None,
+            min_effect: DEFAULT_MIN_EFFECT,
         }
     }
 }
@@ -339,6 +357,9 @@ impl Settings {
                 "--ci",
                 "a relative half-width between 0 and 1 (or 0% to 100%)",
             ));
+        }
+        if !(self.min_effect > 0.0 && self.min_effect < 1.0) {
+            return Err(Error::invalid("--min-effect", "a share between 0 and 1 (or 0% to 100%)"));
         }
         if self.timeout.is_zero() {
             return Err(Error::invalid("--timeout", "must be above 0"));
@@ -420,6 +441,12 @@ macro_rules! settings_setters {
             self.settings.expect = expect;
             self
         }
+
+        /// Smallest difference that counts as a fault, as a share of the rate.
+        pub fn min_effect(mut self, share: f64) -> Self {
+            self.settings.min_effect = share;
+            self
+        }
     };
 }
 use settings_setters;
@@ -457,7 +484,8 @@ impl H2dPlanBuilder {
         /// Bytes per copy; default: 16, 64 and 256 MiB as far as they fit into memory.
     }
 
-    /// Checks everything against the machine; nothing is allocated or bound.
+    /// Checks everything against the machine; nothing is allocated or bound. Ascend devices are
+    /// opened to ask for their free memory.
     ///
     /// # Errors
     /// An unusable value, named as the command line names it; an unknown CPU or device; sizes that
@@ -499,6 +527,7 @@ impl H2dPlanBuilder {
             check: settings.check,
             timeout_ns,
             expect: settings.expect,
+            min_effect: settings.min_effect,
             unusable_cpus,
             unusable_devices,
         };
@@ -518,6 +547,11 @@ impl H2dPlanBuilder {
 impl H2dPlan {
     /// Asked before anything is allocated: a machine that starts to swap measures nothing.
     fn fits(&self, machine: &Machine) -> Result<()> {
+        let largest =
+            if self.has_probes() { self.largest().max(PROBE_SIZE) } else { self.largest() };
+        for id in self.devices.iter().filter(|id| !self.unusable_devices.contains_key(id)) {
+            fits_device(machine, *id, self.largest(), largest.bytes(), "one buffer")?;
+        }
         let cost = self.cost(machine, Bandwidth::gb_per_second(1.0));
         let needed = cost.host_memory.bytes().saturating_add(cost.device_memory.bytes());
         fits_memory(
@@ -558,6 +592,32 @@ fn fits_memory(
         ));
     }
     Ok(())
+}
+
+/// An error when a device with memory of its own has less than `needed` bytes left now. A device
+/// that does not tell is no reason to refuse the others: it fails at its points.
+fn fits_device(
+    machine: &Machine,
+    id: DeviceId,
+    largest: ByteSize,
+    needed: u64,
+    what: &str,
+) -> Result<()> {
+    let memory = machine.device(id).map(|device| device.memory());
+    let Some(Ok(Some((free, total)))) = memory else { return Ok(()) };
+    if needed <= free.bytes() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "--sizes",
+        format!(
+            "{largest} needs {} MiB of the memory of device {id} ({what}), {} MiB of {} MiB are \
+             free; use smaller sizes, or end what else uses the device",
+            needed.div_ceil(1 << 20),
+            free.bytes() >> 20,
+            total.bytes() >> 20
+        ),
+    ))
 }
 
 /// The CPUs of a list, or all bindable ones, with the reasons why some cannot be measured.

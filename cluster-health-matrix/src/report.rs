@@ -18,6 +18,7 @@ use std::path::Path;
 
 use cluster_health_core::CpuId;
 
+use crate::analysis::{Axes, Diagnosis, Evidence};
 use crate::blocks::{Blocks, ProbeTime};
 use crate::calibrate::{CALIBRATION, Calibration};
 use crate::error::Result;
@@ -70,6 +71,8 @@ pub struct Report {
     pub reasons: BTreeMap<String, u64>,
     /// Points whose warm-up did not settle.
     pub unsettled: u64,
+    /// What the numbers mean.
+    pub diagnosis: Diagnosis,
     /// Points whose memory was not on the CPU's node, by the kernel's own word.
     pub misplaced: u64,
 }
@@ -92,7 +95,8 @@ impl Report {
         let affinity: Option<AffinityFile> =
             if path.exists() { Some(read_json(&path)?) } else { None };
         let nodes = affinity.as_ref().map(AffinityFile::nodes).unwrap_or_default();
-        let mut gathering = Gathering::new(&manifest, nodes, dir)?;
+        let cores = affinity.as_ref().map(AffinityFile::cores).unwrap_or_default();
+        let mut gathering = Gathering::new(&manifest, nodes, cores, dir)?;
         let mut reader = SampleReader::open(dir)?;
         while let Some(line) = reader.next_line()? {
             match line {
@@ -121,6 +125,8 @@ impl Report {
             matrices.push(matrix);
         }
         manifest.points = points;
+        let diagnosis = gathering.evidence.judge(&manifest, None);
+        manifest.verdict = Some(diagnosis.verdict.as_str().to_owned());
         manifest.summary = matrices
             .iter()
             .flat_map(Matrix::slices)
@@ -135,6 +141,7 @@ impl Report {
             bad_lines: gathering.bad_lines,
             reasons: gathering.reasons,
             unsettled: gathering.unsettled,
+            diagnosis,
             misplaced: gathering.misplaced,
         })
     }
@@ -212,9 +219,6 @@ fn style(options: &ReportOptions, manifest: &Manifest) -> crate::output::png::St
     style
 }
 
-/// Sizes, rows and columns of a sweep.
-type SweepAxes = (Vec<cluster_health_core::ByteSize>, Axis, Axis);
-
 /// Cells of points that were never started are holes of the matrix that the others made: of each
 /// where there are two, and of a page-locked one where there is none.
 fn merge_unstarted(groups: &mut Groups, unstarted: Groups) {
@@ -234,6 +238,7 @@ fn merge_unstarted(groups: &mut Groups, unstarted: Groups) {
 
 /// What one pass over the log gathers.
 struct Gathering {
+    evidence: Evidence,
     groups: Groups,
     /// By the host clock, of points that device events timed.
     host_groups: Groups,
@@ -242,7 +247,7 @@ struct Gathering {
     /// Points that have no memory because they were never started.
     unstarted: Groups,
     /// Of the sweeps whose rows are CPUs and columns devices, and of the pairs.
-    axes: [Option<SweepAxes>; 2],
+    axes: [Option<Axes>; 2],
     nodes: BTreeMap<u32, u32>,
     points: PointCounts,
     reasons: BTreeMap<String, u64>,
@@ -252,7 +257,12 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn new(manifest: &Manifest, nodes: BTreeMap<u32, u32>, dir: &Path) -> Result<Self> {
+    fn new(
+        manifest: &Manifest,
+        nodes: BTreeMap<u32, u32>,
+        cores: BTreeMap<u32, u32>,
+        dir: &Path,
+    ) -> Result<Self> {
         let device_nodes: BTreeMap<u32, u32> = manifest
             .devices
             .iter()
@@ -299,6 +309,7 @@ impl Gathering {
             ));
         }
         Ok(Self {
+            evidence: Evidence::new(cores),
             groups: Groups::new(),
             host_groups: Groups::new(),
             probes: BTreeMap::new(),
@@ -316,6 +327,7 @@ impl Gathering {
 
     fn add(&mut self, sample: &Sample) {
         self.points.add(sample.status);
+        self.evidence.add(sample, self.axes[usize::from(sample.sweep.is_pair())].as_ref());
         if let Some(reason) = &sample.reason
             && (self.reasons.len() < 1000 || self.reasons.contains_key(reason))
         {
@@ -371,7 +383,7 @@ fn imported_axes(
     columns: &[u32],
     node_of_cpu: impl Fn(u32) -> Option<u32>,
     node_of_device: impl Fn(u32) -> Option<u32>,
-) -> SweepAxes {
+) -> Axes {
     let (rows, columns) = if sweep.is_pair() {
         pair_axes(rows.to_vec(), columns.to_vec(), node_of_cpu)
     } else {

@@ -91,6 +91,9 @@ pub(crate) trait Blocks {
     /// The points of the next block: of all cells, or of those that `wanted` names. At least as
     /// many follow as the lower bound of its size hint says.
     fn block(&mut self, wanted: Option<Wanted<'_>>) -> impl Iterator<Item = PlannedPoint>;
+
+    /// One round of confirming visits to these cells, all sizes, in fresh order.
+    fn confirm(&mut self, cells: &[Cell]) -> impl Iterator<Item = PlannedPoint>;
 }
 
 /// What every schedule has: its random numbers, the numbers of its points, its sentinels.
@@ -267,6 +270,27 @@ impl Blocks for Schedule<'_> {
 
     fn block(&mut self, wanted: Option<Wanted<'_>>) -> impl Iterator<Item = PlannedPoint> {
         self.next_block(wanted).into_iter()
+    }
+
+    /// As in the blocks the visits to a core are contiguous.
+    fn confirm(&mut self, cells: &[Cell]) -> impl Iterator<Item = PlannedPoint> {
+        self.sequence.begin_block();
+        let mut rows: Vec<&[Cell]> = cells.chunk_by(|a, b| a.row == b.row).collect();
+        self.sequence.random.shuffle(&mut rows);
+        let mut points = Vec::with_capacity(cells.len() * self.plan.sizes.len());
+        for cells in rows {
+            let mut visit: Vec<(Cell, ByteSize)> = cells
+                .iter()
+                .flat_map(|&cell| self.plan.sizes.iter().map(move |&bytes| (cell, bytes)))
+                .collect();
+            self.sequence.random.shuffle(&mut visit);
+            let mut first = true;
+            for (cell, bytes) in visit {
+                points.push(self.sequence.point(cell, bytes, Phase::Confirm, first));
+                first = false;
+            }
+        }
+        points.into_iter()
     }
 }
 

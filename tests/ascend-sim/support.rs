@@ -13,7 +13,7 @@ pub(crate) const LIBRARIES: [&str; 5] =
     ["libascendcl.so", "libhccl.so", "libdcmi.so", "libopapi.so", "libnnopbase.so"];
 
 /// What the simulator exports and toolkit 8.1.RC1 does not.
-pub(crate) const NOT_IN_8_1_RC1: [&str; 28] = [
+pub(crate) const NOT_IN_8_1_RC1: [&str; 37] = [
     "HcclGroupEnd",
     "HcclGroupStart",
     "aclFinalizeReference",
@@ -42,6 +42,15 @@ pub(crate) const NOT_IN_8_1_RC1: [&str; 28] = [
     "aclrtStreamWaitEventWithTimeout",
     "aclsysGetVersionNum",
     "aclsysGetVersionStr",
+    "dcmiv2_get_dev_id_by_chip_phy_id",
+    "dcmiv2_get_dev_id_from_chip_phyid",
+    "dcmiv2_get_device_hbm_info",
+    "dcmiv2_get_device_health",
+    "dcmiv2_get_device_list",
+    "dcmiv2_get_device_proc_mem_info",
+    "dcmiv2_get_device_utilization_rate",
+    "dcmiv2_get_driver_version",
+    "dcmiv2_init",
 ];
 
 /// The shared object that cargo has built beside this test.

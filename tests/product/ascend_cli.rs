@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::simulator;
-use crate::support::{Folder, MIB, Place, Ran, close};
+use crate::support::{Folder, MIB, Place, Ran, close, json};
 
 /// The folder with the libraries.
 fn libraries() -> PathBuf {
@@ -144,6 +144,39 @@ fn device_that_stands_still_costs_one_timeout_and_its_cells_only() {
 }
 
 #[test]
+fn all_goes_on_with_what_a_device_leaves() {
+    let line = "all --backend ascend --quiet --out @out --sizes 64KiB --repeats 3 --warmup 1 \
+                --iters 2 --timeout 1s";
+    for (fault, words) in [
+        ("aclrtMemcpyAsync@1:5+:507901", "code 507901 (ACL_ERROR_RT_SOCKET_CLOSE)"),
+        ("aclrtMemcpyAsync@1:5:stall", "code 507046 (ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)"),
+    ] {
+        let place = Place::new();
+        let ran = run(&place, line, &[("ASCEND_SIM_FAULTS", fault)]);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        let out = place.path("out");
+        let run = json(&out.join("run.json"));
+        assert_eq!(run["status"], "complete");
+        let lines = std::fs::read_to_string(out.join("samples.jsonl")).unwrap();
+        let points: Vec<Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let of = |sweep: &str, device: u32| -> Vec<&Value> {
+            let found = points.iter().filter(|point| point["sweep"] == sweep);
+            found.filter(|point| sweep != "h2d" || point["device"] == device).collect()
+        };
+        let measured = |points: &[&Value]| points.iter().all(|p| p["status"] == "measured");
+        assert!(measured(&of("h2d", 0)) && !of("h2d", 0).is_empty(), "{lines}");
+        // What came after has the device to itself again: both ranks measured.
+        assert!(measured(&of("core_pair", 0)) && !of("core_pair", 0).is_empty(), "{lines}");
+        let lost = of("h2d", 1);
+        let lost = lost.iter().filter_map(|point| point["reason"].as_str());
+        let mut lost = lost.peekable();
+        assert!(lost.peek().is_some(), "{lines}");
+        assert!(lost.all(|reason| reason.contains("device 1: ") && reason.contains(words)));
+    }
+}
+
+#[test]
 fn runtime_that_cannot_be_used_is_exit_2_with_its_reason() {
     type Variables = [(&'static str, &'static str)];
     let cases: [(&Variables, &[&str]); 4] = [
@@ -182,12 +215,61 @@ fn devices_that_all_refuse_are_exit_2_by_name() {
 }
 
 #[test]
-fn size_that_a_device_has_no_memory_for_is_said() {
+fn plan_that_a_device_has_no_memory_for_is_refused_with_the_figures() {
     let place = Place::new();
-    let hbm = format!("{}", 64 * MIB);
-    let variables = [("ASCEND_SIM_HBM", hbm.as_str()), ("ASCEND_SIM_HBM_USED", "0")];
-    let line = "h2d --backend ascend --quiet --json --out @out --cpus 0 --sizes 256MiB";
+    let variables =
+        [("ASCEND_SIM_PHY", "7,5"), ("ASCEND_SIM_HBM", "192M"), ("ASCEND_SIM_HBM_USED", "64M")];
+    let line = "--backend ascend --cpus 0 --sizes 16MiB,256MiB";
+    for command in ["h2d --quiet --json --out @out", "plan --json"] {
+        let ran = run(&place, &format!("{command} {line}"), &variables);
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        let words = ["--sizes: 256MiB needs 256 MiB", "device 7", "128 MiB of 192 MiB are free"];
+        for word in words {
+            assert!(ran.stderr.contains(word), "no '{word}' in {}", ran.stderr);
+        }
+        assert!(!place.path("out").exists());
+    }
+    // The default sizes give way, as on a small host.
+    let line = "h2d --backend ascend --quiet --out @out --cpus 0 --iters 1 --repeats 1 --warmup 0";
     let ran = run(&place, line, &variables);
-    assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.stderr.contains("64 MiB of 64 MiB free"), "{}", ran.stderr);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let folder = Folder::read(&place.path("out"));
+    assert_eq!(folder.run["plan"]["h2d"]["sizes"], serde_json::json!([16 * MIB, 64 * MIB]));
+}
+
+#[test]
+fn device_that_does_not_tell_its_memory_is_measured() {
+    let place = Place::new();
+    let faults = [("ASCEND_SIM_FAULTS", "aclrtGetMemInfo:*:507899")];
+    let folder = sweep(&place, 0, "--repeats 1", &faults);
+    assert_eq!(folder.count("failed"), 0);
+    assert!(folder.count("measured") > 0);
+}
+
+#[test]
+fn copies_too_short_for_the_devices_clock_are_timed_in_batches() {
+    // 100 µs per copy: 50 ticks of 20 ns are less, 50 of 1 ms are 500 copies.
+    for (tick, timer) in [("20", "event"), ("1000000", "event_batch")] {
+        let place = Place::new();
+        let variables = [
+            ("ASCEND_SIM_DEVICES", "1"),
+            ("ASCEND_SIM_TICK_NS", tick),
+            ("ASCEND_SIM_LINKS", "h2d,us=100"),
+        ];
+        let line = "h2d --backend ascend --quiet --out @out --cpus 0 --sizes 4KiB --repeats 2";
+        let ran = run(&place, line, &variables);
+        assert!(matches!(ran.code, Some(0 | 1)), "{ran:?}");
+        let folder = Folder::read(&place.path("out"));
+        assert!(folder.count("measured") >= 2);
+        for point in folder.points.iter().filter(|point| point.bytes == 4096) {
+            assert_eq!(point.timer, timer, "{point:?}");
+            let host = point.host_iter_ns.as_ref().unwrap();
+            assert_eq!((point.iter_ns.len(), host.len()), (3, 3));
+            // Of one copy, not of the batch; one tick in fifty may be lost.
+            assert!(point.iter_ns.iter().all(|time| *time >= 97_000), "{point:?}");
+            // A batch takes longer than any stall of a busy machine; a single copy does not.
+            let alike = host.iter().zip(&point.iter_ns).all(|(host, device)| *host < 20 * *device);
+            assert!(timer == "event" || alike, "{point:?}");
+        }
+    }
 }

@@ -8,6 +8,7 @@
 mod simulator;
 
 mod ascend_cli;
+mod ascend_core;
 mod ascend_pairs;
 mod bad_input;
 mod commands;

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use crate::backend::memory::{self, Mapping};
 use crate::backend::{
-    BackendKind, CopyRequest, Direction, Driver, RawDevice, RawEvent, RawHost, RawSide, RawStream,
+    BackendKind, CopyRequest, DeviceCopy, Direction, Driver, RawDevice, RawEvent, RawHost, RawSide,
+    RawStream,
 };
 use crate::buffer::{Pinned, TagPattern};
 use crate::device::DeviceInfo;
@@ -272,6 +273,19 @@ unsafe impl Driver for HostDriver {
             Direction::HostToDevice => (request.host.address, request.device.address),
             Direction::DeviceToHost => (request.device.address, request.host.address),
         };
+        // SAFETY:
+        // * The caller vouches for `bytes` within both memories and for exclusive use.
+        // * They are different mappings and cannot overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, request.bytes) };
+        Ok(())
+    }
+
+    unsafe fn copy_devices_async(
+        &self,
+        request: &DeviceCopy<'_>,
+        _stream: RawStream,
+    ) -> Result<()> {
+        let (from, to) = (request.source.address, request.target.address);
         // SAFETY:
         // * The caller vouches for `bytes` within both memories and for exclusive use.
         // * They are different mappings and cannot overlap.

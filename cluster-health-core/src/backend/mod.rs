@@ -5,6 +5,7 @@
 //! [`Stream`](crate::Stream), [`Transfer`](crate::Transfer)); a backend only translates.
 #![allow(unsafe_code, reason = "the driver trait, and raw memory that moves between threads")]
 
+use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -62,7 +63,7 @@ pub(crate) struct RawHost {
     pub(crate) address: *mut u8,
     pub(crate) len: usize,
     pub(crate) pinned: Pinned,
-    /// Why it is not page-locked although that was asked for.
+    /// Why it is not what was asked for.
     pub(crate) refused: Option<String>,
     pub(crate) handle: u64,
 }
@@ -114,6 +115,18 @@ pub(crate) struct CopyRequest<'a> {
     pub(crate) device_index: usize,
 }
 
+/// One bounded copy from device to device memory; indices are positions in [`Driver::devices`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceCopy<'a> {
+    pub(crate) source: &'a RawDevice,
+    pub(crate) source_index: usize,
+    pub(crate) target: &'a RawDevice,
+    pub(crate) target_index: usize,
+    pub(crate) bytes: usize,
+    /// The device of the stream: one of the two.
+    pub(crate) stream_index: usize,
+}
+
 /// What a backend does, in the vocabulary of the C runtimes.
 ///
 /// # Safety
@@ -141,11 +154,28 @@ pub(crate) unsafe trait Driver: fmt::Debug + Send + Sync {
     /// Allocates, touches from the calling thread and, when `lock`, page-locks host memory.
     /// A refused page-lock is recorded in the result, not an error.
     fn host_alloc(&self, len: usize, lock: bool) -> Result<RawHost>;
+    /// Ordinary memory, touched by the calling thread, then registered with the driver. What
+    /// cannot be registered is page-locked otherwise, or pageable, and says why.
+    fn host_register(&self, len: usize) -> Result<RawHost> {
+        self.host_alloc(len, true)
+    }
     /// # Safety
     /// `memory` came from this driver, is freed once, and nothing uses it any more.
     unsafe fn host_free(&self, memory: &RawHost);
     /// NUMA nodes of at most 512 evenly spaced pages, `None` where that cannot be read.
     fn host_page_nodes(&self, memory: &RawHost) -> Option<Vec<(NodeId, u32)>>;
+
+    /// Makes a device the calling thread's, whatever others did meanwhile. Calls that are timed
+    /// trust that it still is.
+    fn make_current(&self, device: usize) -> Result<()> {
+        let _ = device;
+        Ok(())
+    }
+    /// Free and total bytes of a device's memory; `None` where nobody counts them.
+    fn device_memory(&self, device: usize) -> Result<Option<(u64, u64)>> {
+        let _ = device;
+        Ok(None)
+    }
 
     fn device_alloc(&self, device: usize, len: usize) -> Result<RawDevice>;
     /// # Safety
@@ -165,6 +195,24 @@ pub(crate) unsafe trait Driver: fmt::Debug + Send + Sync {
     }
 
     fn stream_create(&self, device: usize) -> Result<RawStream>;
+    /// Takes a stream of the runtime that somebody else owns.
+    ///
+    /// # Safety
+    /// It is alive and belongs to the device's default context.
+    unsafe fn stream_borrow(&self, device: usize, stream: *mut c_void) -> Result<RawStream> {
+        let _ = (device, stream);
+        Err(Error::Unavailable {
+            what: format!("streams of others on the {} backend", self.kind()),
+            message: "it has no runtime that somebody else could use, too".to_owned(),
+        })
+    }
+    /// Forgets a stream of [`stream_borrow`](Self::stream_borrow), which stays as it is.
+    ///
+    /// # Safety
+    /// It came from this driver and is not used again.
+    unsafe fn stream_return(&self, stream: RawStream) {
+        let _ = stream;
+    }
     /// # Safety
     /// `stream` came from this driver, is destroyed once and is idle.
     unsafe fn stream_destroy(&self, stream: RawStream);
@@ -202,6 +250,25 @@ pub(crate) unsafe trait Driver: fmt::Debug + Send + Sync {
         stream: RawStream,
         timeout: Duration,
     ) -> Result<()>;
+
+    /// Lets both devices reach each other's memory; done before the first copy of a pair.
+    fn peer_open(&self, a: usize, b: usize) -> Result<()> {
+        let _ = (a, b);
+        Ok(())
+    }
+    /// Starts a copy between devices; it may go on after the call returns.
+    ///
+    /// # Safety
+    /// * Both memories are alive and different, `bytes` is within both, they belong to the devices
+    ///   named, and the stream belongs to `stream_index`.
+    /// * Nothing else accesses them until the stream was synchronised.
+    unsafe fn copy_devices_async(&self, request: &DeviceCopy<'_>, stream: RawStream) -> Result<()> {
+        let _ = (request, stream);
+        Err(Error::Unavailable {
+            what: format!("copies between device memories of the {} backend", self.kind()),
+            message: "it has none".to_owned(),
+        })
+    }
 
     /// Writes the pattern into the first `pattern.bytes` of one side.
     ///

@@ -2,6 +2,8 @@
 #![allow(unsafe_code, reason = "calls of C functions")]
 
 use std::ffi::c_void;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ascend_sys::config::HcclCommConfigV5;
@@ -17,6 +19,7 @@ use crate::error::{BackendError, Error, Result};
 use crate::id::DeviceId;
 use crate::rank::RankGroup;
 use crate::stream::Stream;
+use crate::timer::EventTimer;
 
 /// A waiting rank looks this often whether the others are alive.
 const LOOK: Duration = Duration::from_secs(1);
@@ -28,9 +31,44 @@ const DESTROY_BOUND: Duration = Duration::from_secs(2);
 const READY: &[u8] = b"+";
 const FAILED: &[u8] = b"-";
 
-/// A communicator of HCCL.
+/// A communicator of HCCL, destroyed with this value unless it is somebody else's or stuck.
 #[derive(Debug)]
-struct Comm(abi::HcclComm);
+struct Comm {
+    handle: abi::HcclComm,
+    hccl: &'static Hccl,
+    context: DeviceContext,
+    /// One that the caller owns is not destroyed here.
+    owned: bool,
+    /// An operation did not end: destroying the communicator could block.
+    stuck: bool,
+}
+
+impl Comm {
+    fn new(handle: abi::HcclComm, hccl: &'static Hccl, context: DeviceContext) -> Self {
+        Self { handle, hccl, context, owned: true, stuck: false }
+    }
+
+    fn borrowed(handle: abi::HcclComm, hccl: &'static Hccl, context: DeviceContext) -> Self {
+        Self { handle, hccl, context, owned: false, stuck: false }
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        if !self.owned || self.stuck || self.context.enter().is_err() {
+            return;
+        }
+        let Ok(destroy) = function!(self.hccl, HcclCommDestroy) else { return };
+        let began = Instant::now();
+        // SAFETY:
+        // * The communicator is ours, and "again" means that it is still alive.
+        while unsafe { destroy(self.handle) } == abi::HCCL_E_AGAIN
+            && began.elapsed() < DESTROY_BOUND
+        {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
 
 // SAFETY:
 // * A communicator is used by one thread at a time (operations take `&mut`), from any thread that
@@ -46,8 +84,6 @@ pub(super) struct AscendCollectives<'g> {
     context: DeviceContext,
     id: DeviceId,
     comm: Comm,
-    /// Whether the communicator is destroyed here; one that the caller owns is not.
-    owned: bool,
     group: Option<&'g RankGroup>,
     rank: u32,
     size: u32,
@@ -55,8 +91,6 @@ pub(super) struct AscendCollectives<'g> {
     /// For barriers.
     stream: Stream,
     broken: bool,
-    /// An operation did not end: destroying the communicator could block.
-    stuck: bool,
 }
 
 /// One operation, for its submission and for what is said when it fails.
@@ -69,46 +103,97 @@ struct Operation<'a> {
     with: Option<u32>,
 }
 
+impl AscendCollectives<'static> {
+    /// One communicator per device, in their order, for threads of this process.
+    pub(super) fn of_threads(devices: &[Device], timeout: Duration) -> Result<Vec<Self>> {
+        let mut users = Vec::with_capacity(devices.len());
+        let mut streams = Vec::with_capacity(devices.len());
+        let mut opened = None;
+        for device in devices {
+            let (hccl, context) = open(device)?;
+            users.push(context.user());
+            streams.push((context, Stream::new(device)?));
+            opened = Some(hccl);
+        }
+        let (Some(hccl), Some(first)) = (opened, devices.first()) else { return Ok(Vec::new()) };
+        let contexts: Vec<DeviceContext> = streams.iter().map(|(context, _)| *context).collect();
+        let (call, id) = ("HcclCommInitAll", first.id());
+        let comms = bounded(call, timeout, (id, None), move || {
+            let context = contexts[0];
+            context.enter()?;
+            let init = function!(hccl, HcclCommInitAll).map_err(missing)?;
+            let mut handles: Vec<abi::HcclComm> = vec![std::ptr::null_mut(); users.len()];
+            let count = u32::try_from(users.len()).unwrap_or(u32::MAX);
+            // SAFETY:
+            // * Both lists have as many elements as is said.
+            let code = unsafe { init(count, users.as_mut_ptr(), handles.as_mut_ptr()) };
+            check(hccl, &context, call, code, id, None)?;
+            let comm = |(handle, context)| Comm::new(handle, hccl, context);
+            Ok(handles.into_iter().zip(contexts).map(comm).collect::<Vec<_>>())
+        })
+        .map_err(|error| with_devices(error, devices))?;
+        let size = u32::try_from(comms.len()).unwrap_or(u32::MAX);
+        let all = comms.into_iter().zip(streams).zip(devices).zip(0..);
+        let one = |(((comm, (context, stream)), device), rank): (((_, (_, _)), &Device), _)| Self {
+            hccl,
+            context,
+            id: device.id(),
+            comm,
+            group: None,
+            rank,
+            size,
+            timeout,
+            stream,
+            broken: false,
+        };
+        Ok(all.map(one).collect())
+    }
+}
+
 impl<'g> AscendCollectives<'g> {
     pub(super) fn new(group: &'g RankGroup, device: &Device) -> Result<Self> {
         let opened = open(device);
+        let timeout = group.timeout();
         let root = exchange_root(group, &opened, device.id())?;
         let (hccl, context) = opened?;
         // Made first: whatever fails after the communicator must not leave it behind.
         let stream = Stream::new(device)?;
-        context.enter()?;
-        let (rank, size) = (group.rank(), group.size());
-        let mut comm: abi::HcclComm = std::ptr::null_mut();
-        let (call, code) = if let Ok(init) = function!(hccl, HcclCommInitRootInfoConfig) {
-            let config = HcclCommConfigV5::new();
-            // SAFETY:
-            // * The pointers are to live values of ours; the library reads as many bytes of
-            //   the configuration as it states.
-            // * This thread has the device's context.
-            let code =
-                unsafe { init(size, &raw const *root, rank, config.as_ptr(), &raw mut comm) };
-            ("HcclCommInitRootInfoConfig", code)
-        } else {
-            let init = function!(hccl, HcclCommInitRootInfo).map_err(missing)?;
-            // SAFETY:
-            // * As above, without a configuration.
-            let code = unsafe { init(size, &raw const *root, rank, &raw mut comm) };
-            ("HcclCommInitRootInfo", code)
+        let (rank, size, id) = (group.rank(), group.size(), device.id());
+        let with_config = function!(hccl, HcclCommInitRootInfoConfig);
+        let call = match with_config {
+            Ok(_) => "HcclCommInitRootInfoConfig",
+            Err(_) => "HcclCommInitRootInfo",
         };
-        check(hccl, &context, call, code, device.id(), Some(rank))?;
+        let comm = bounded(call, timeout, (id, Some(rank)), move || {
+            context.enter()?;
+            let mut comm: abi::HcclComm = std::ptr::null_mut();
+            let code = if let Ok(init) = with_config {
+                let config = HcclCommConfigV5::new();
+                // SAFETY:
+                // * The pointers are to live values of ours; the library reads as many bytes of
+                //   the configuration as it states.
+                // * This thread has the device's context.
+                unsafe { init(size, &raw const *root, rank, config.as_ptr(), &raw mut comm) }
+            } else {
+                let init = function!(hccl, HcclCommInitRootInfo).map_err(missing)?;
+                // SAFETY:
+                // * As above, without a configuration.
+                unsafe { init(size, &raw const *root, rank, &raw mut comm) }
+            };
+            check(hccl, &context, call, code, id, Some(rank))?;
+            Ok(Comm::new(comm, hccl, context))
+        })?;
         Ok(Self {
             hccl,
             context,
-            id: device.id(),
-            comm: Comm(comm),
-            owned: true,
+            id,
+            comm,
             group: Some(group),
             rank,
             size,
-            timeout: group.timeout(),
+            timeout,
             stream,
             broken: false,
-            stuck: false,
         })
     }
 
@@ -137,15 +222,13 @@ impl<'g> AscendCollectives<'g> {
             hccl,
             context,
             id: device.id(),
-            comm: Comm(comm),
-            owned: false,
+            comm: Comm::borrowed(comm, hccl, context),
             group: None,
             rank,
             size,
             timeout: Duration::from_secs(30),
             stream: Stream::new(device)?,
             broken: false,
-            stuck: false,
         })
     }
 
@@ -171,21 +254,24 @@ impl<'g> AscendCollectives<'g> {
     fn run(
         &mut self,
         operation: &Operation<'_>,
-        submit: impl FnOnce(abi::HcclComm, *mut c_void) -> abi::HcclResult,
+        submit: impl FnMut(abi::HcclComm, *mut c_void) -> abi::HcclResult,
+    ) -> Result<()> {
+        self.run_timed(operation, None, submit)
+    }
+
+    /// As [`run`](Self::run), a batch of them between two events.
+    fn run_timed(
+        &mut self,
+        operation: &Operation<'_>,
+        timer: Option<&mut EventTimer>,
+        submit: impl FnMut(abi::HcclComm, *mut c_void) -> abi::HcclResult,
     ) -> Result<()> {
         if self.broken {
             return Err(Error::Busy(
                 "an operation of this communicator failed before; make a new one".to_owned(),
             ));
         }
-        self.context.enter_again()?;
-        // SAFETY:
-        // * The stream belongs to this device (checked by the caller) and is borrowed.
-        let stream = unsafe { stream_of(operation.stream.0.raw) };
-        let code = submit(self.comm.0, stream);
-        let result =
-            check(self.hccl, &self.context, operation.call, code, self.id, Some(self.rank))
-                .and_then(|()| self.wait(operation));
+        let result = self.submit(operation, timer, submit).and_then(|()| self.wait(operation));
         if result.is_err() {
             self.broken = true;
             // Something may still be queued: who frees or uses the memory must look.
@@ -197,6 +283,28 @@ impl<'g> AscendCollectives<'g> {
             }
         }
         result
+    }
+
+    fn submit(
+        &mut self,
+        operation: &Operation<'_>,
+        mut timer: Option<&mut EventTimer>,
+        mut submit: impl FnMut(abi::HcclComm, *mut c_void) -> abi::HcclResult,
+    ) -> Result<()> {
+        // Asked every time, since HCCL does not look whether the thread's device is its own: a
+        // collective is long beside that.
+        self.context.enter()?;
+        // SAFETY:
+        // * The stream belongs to this device (checked by the caller) and is borrowed.
+        let stream = unsafe { stream_of(operation.stream.0.raw) };
+        if let Some(timer) = &mut timer {
+            timer.begin(operation.stream)?;
+        }
+        for _ in 0..timer.as_ref().map_or(1, |timer| timer.batch()) {
+            let code = submit(self.comm.handle, stream);
+            check(self.hccl, &self.context, operation.call, code, self.id, Some(self.rank))?;
+        }
+        timer.map_or(Ok(()), |timer| timer.end(operation.stream))
     }
 
     #[inline]
@@ -227,11 +335,11 @@ impl<'g> AscendCollectives<'g> {
                 result => return result,
             }
             if let Some(gone) = gone {
-                self.stuck = true;
+                self.comm.stuck = true;
                 return Err(gone);
             }
         }
-        self.stuck = true;
+        self.comm.stuck = true;
         let others: Vec<String> = match operation.with {
             Some(rank) => vec![rank.to_string()],
             None => (0..self.size)
@@ -272,7 +380,7 @@ impl<'g> AscendCollectives<'g> {
         let mut found: abi::HcclResult = 0;
         // SAFETY:
         // * The communicator is alive, and the pointer is to a live integer of ours.
-        let code = unsafe { get(self.comm.0, &raw mut found) };
+        let code = unsafe { get(self.comm.handle, &raw mut found) };
         let status = Status::new(Family::Hccl, found);
         (code == abi::HCCL_SUCCESS && !status.is_success()).then_some(status)
     }
@@ -284,6 +392,7 @@ impl<'g> AscendCollectives<'g> {
         count: usize,
         data_type: DataType,
         stream: &Stream,
+        timer: Option<&mut EventTimer>,
     ) -> Result<()> {
         let len = fits(receive, self.blocks(), count, data_type)?;
         let from = match send {
@@ -305,7 +414,7 @@ impl<'g> AscendCollectives<'g> {
         if count == 0 {
             return Ok(());
         }
-        self.run(&operation, |comm, stream| {
+        self.run_timed(&operation, timer, |comm, stream| {
             // SAFETY:
             // * The sizes of both buffers were checked, and `run` waits or notes that they are in use.
             // * `run` vouches for the communicator, the stream and the context.
@@ -510,23 +619,6 @@ impl<'g> AscendCollectives<'g> {
     }
 }
 
-impl Drop for AscendCollectives<'_> {
-    fn drop(&mut self) {
-        if !self.owned || self.stuck || self.context.enter().is_err() {
-            return;
-        }
-        let Ok(destroy) = function!(self.hccl, HcclCommDestroy) else { return };
-        let began = Instant::now();
-        // SAFETY:
-        // * The communicator is ours, and "again" means that it is still alive.
-        while unsafe { destroy(self.comm.0) } == abi::HCCL_E_AGAIN
-            && began.elapsed() < DESTROY_BOUND
-        {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
 fn open(device: &Device) -> Result<(&'static Hccl, DeviceContext)> {
     let context = DeviceContext::new(device.info())?;
     let hccl = ascend_sys::load::hccl().map_err(|error| Error::Unavailable {
@@ -534,6 +626,52 @@ fn open(device: &Device) -> Result<(&'static Hccl, DeviceContext)> {
         message: error.to_string(),
     })?;
     Ok((hccl, context))
+}
+
+/// Does what may block in the library, at most for `timeout`, on a thread of its own: HCCL's own
+/// bound is two minutes at least. What comes later is dropped by that thread.
+fn bounded<T: Send + 'static>(
+    call: &'static str,
+    timeout: Duration,
+    (device, rank): (DeviceId, Option<u32>),
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (sender, receiver) = mpsc::channel();
+    let started = thread::Builder::new()
+        .name("hccl-setup".to_owned())
+        .spawn(move || drop(sender.send(work())));
+    if let Err(error) = started {
+        let errno = error.raw_os_error().unwrap_or_default();
+        return Err(Error::system("pthread_create", errno, format!("a thread for {call}")));
+    }
+    let error = match receiver.recv_timeout(timeout) {
+        Ok(result) => return result,
+        Err(RecvTimeoutError::Timeout) => Error::timeout(call, timeout, Some(device)),
+        Err(RecvTimeoutError::Disconnected) => {
+            return Err(Error::Busy(format!("{call}: its thread ended without a result")));
+        }
+    };
+    let Error::Backend(mut error) = error else { return Err(error) };
+    error.rank = rank;
+    error.advice = Some(
+        "look for a rank that is stopped or never came, for the network between the devices \
+         (HCCL_IF_IP, HCCL_SOCKET_IFNAME), or raise --timeout: HCCL itself waits for \
+         HCCL_CONNECT_TIMEOUT"
+            .to_owned(),
+    );
+    Err(Error::Backend(error))
+}
+
+/// The same error with all the devices that it is about.
+fn with_devices(error: Error, devices: &[Device]) -> Error {
+    let Error::Backend(mut error) = error else { return error };
+    let ids: Vec<String> = devices.iter().map(|device| device.id().to_string()).collect();
+    let about = format!("for devices {}", ids.join(", "));
+    error.message = Some(match error.message.take() {
+        Some(message) => format!("{message} ({about})"),
+        None => about,
+    });
+    Error::Backend(error)
 }
 
 /// Rank 0 makes the root information when every rank is ready for it: HCCL would wait minutes for
@@ -566,7 +704,12 @@ fn exchange_root(
     }
     let root = match (failure, opened) {
         (Some(error), _) => Err(error),
-        (None, Ok((hccl, context))) => make_root(hccl, context, device),
+        (None, Ok((hccl, context))) => {
+            let (hccl, context) = (*hccl, *context);
+            bounded("HcclGetRootInfo", group.timeout(), (device, Some(0)), move || {
+                make_root(hccl, &context, device)
+            })
+        }
         (None, Err(error)) => Err(Error::Unavailable {
             what: "collectives of the Ascend backend".to_owned(),
             message: error.to_string(),
@@ -580,7 +723,11 @@ fn exchange_root(
         Err(error) => [FAILED, error.to_string().as_bytes()].concat(),
     };
     for rank in 1..group.size() {
-        group.send(rank, &message)?;
+        let sent = group.send(rank, &message);
+        // A rank that did not wait so long is gone because of the failure, not the other way round.
+        if root.is_ok() {
+            sent?;
+        }
     }
     root
 }

@@ -3,6 +3,7 @@
 //! | here | HCCL | NCCL |
 //! |---|---|---|
 //! | [`Communicator::new`] | `HcclCommInitRootInfo` | `ncclCommInitRank` |
+//! | [`Communicator::of_threads`] | `HcclCommInitAll` | `ncclCommInitAll` |
 //! | [`Communicator::all_gather`] | `HcclAllGather` | `ncclAllGather` |
 //! | [`Communicator::all_reduce`] | `HcclAllReduce` | `ncclAllReduce` |
 //! | [`Communicator::reduce_scatter`] | `HcclReduceScatter` | `ncclReduceScatter` |
@@ -29,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::id::CpuId;
 use crate::rank::RankGroup;
 use crate::stream::Stream;
+use crate::timer::EventTimer;
 
 mod ascend;
 mod copy;
@@ -56,11 +58,63 @@ enum Ranks<'g> {
     Ascend(AscendCollectives<'g>),
 }
 
+impl Communicator<'static> {
+    /// One communicator per device for threads of this process, in the order of the devices, which
+    /// is that of the ranks: each goes to a thread of its own, and all of them call the same
+    /// operations. `timeout` bounds the set-up, and every wait at first.
+    ///
+    /// ```no_run
+    /// # use cluster_health_core::{Communicator, Machine};
+    /// # use std::time::Duration;
+    /// # fn main() -> cluster_health_core::Result<()> {
+    /// let devices = Machine::ascend()?.devices();
+    /// let communicators = Communicator::of_threads(&devices, Duration::from_secs(120))?;
+    /// std::thread::scope(|scope| {
+    ///     for mut communicator in communicators {
+    ///         scope.spawn(move || communicator.barrier());
+    ///     }
+    /// });
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When there is no device, one is named twice or is not of the Ascend backend (ranks of the
+    /// host backend that are threads: [`RankGroup::threads`]), or HCCL cannot be opened or fails.
+    pub fn of_threads(devices: &[Device], timeout: Duration) -> Result<Vec<Self>> {
+        if devices.is_empty() {
+            return Err(Error::invalid("devices", "the list is empty"));
+        }
+        for (index, device) in devices.iter().enumerate() {
+            device.require_available()?;
+            if device.driver().kind() != BackendKind::Ascend {
+                return Err(Error::invalid(
+                    "devices",
+                    format!("device {} is not one of the Ascend backend", device.id()),
+                ));
+            }
+            if devices[..index].iter().any(|other| other.id() == device.id()) {
+                return Err(Error::invalid(
+                    "devices",
+                    format!("device {} is named twice", device.id()),
+                ));
+            }
+        }
+        let ranks = AscendCollectives::of_threads(devices, timeout)?;
+        let one = |(ranks, device): (_, &Device)| Self {
+            device: device.clone(),
+            ranks: Ranks::Ascend(ranks),
+        };
+        Ok(ranks.into_iter().zip(devices).map(one).collect())
+    }
+}
+
 impl<'g> Communicator<'g> {
     /// Joins the collectives of `group` with memory of `device`; all ranks call it together.
     ///
-    /// On Ascend every rank needs a device of its own; HCCL is opened here, and its set-up ends
-    /// after `HCCL_CONNECT_TIMEOUT` (120 s at least) when a rank does not come to it.
+    /// On Ascend every rank needs a device of its own; HCCL is opened here, and its set-up is
+    /// bounded by the group's timeout, on a thread of its own. A call that does not return by then
+    /// is left behind.
     ///
     /// # Errors
     /// When a rank is missing or on another host (host backend), when HCCL cannot be opened or
@@ -174,7 +228,37 @@ impl<'g> Communicator<'g> {
         match &mut self.ranks {
             Ranks::Host(host) => host.all_gather(Some(send), receive, count, data_type),
             Ranks::Ascend(ascend) => {
-                ascend.all_gather(Some(send), receive, count, data_type, stream)
+                ascend.all_gather(Some(send), receive, count, data_type, stream, None)
+            }
+        }
+    }
+
+    /// As many [`all_gather`](Self::all_gather)s as the timer's batch, back to back between its two
+    /// events, whose [`nanoseconds`](EventTimer::nanoseconds) are then those of one. All ranks use
+    /// the same batch.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn timed_all_gather(
+        &mut self,
+        send: &DeviceBuffer,
+        receive: &mut DeviceBuffer,
+        count: usize,
+        data_type: DataType,
+        stream: &Stream,
+        timer: &mut EventTimer,
+    ) -> Result<()> {
+        self.check(&[send, receive], stream)?;
+        match &mut self.ranks {
+            Ranks::Host(host) => {
+                timer.begin(stream)?;
+                for _ in 0..timer.batch() {
+                    host.all_gather(Some(send), receive, count, data_type)?;
+                }
+                timer.end(stream)
+            }
+            Ranks::Ascend(ascend) => {
+                ascend.all_gather(Some(send), receive, count, data_type, stream, Some(timer))
             }
         }
     }
@@ -194,7 +278,9 @@ impl<'g> Communicator<'g> {
         self.check(&[buffer], stream)?;
         match &mut self.ranks {
             Ranks::Host(host) => host.all_gather(None, buffer, count, data_type),
-            Ranks::Ascend(ascend) => ascend.all_gather(None, buffer, count, data_type, stream),
+            Ranks::Ascend(ascend) => {
+                ascend.all_gather(None, buffer, count, data_type, stream, None)
+            }
         }
     }
 

@@ -7,8 +7,8 @@ use cluster_health_core::{BackendKind, Bandwidth, ByteSize, CpuId, DeviceId, Mac
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CheckPolicy, Cost, Order, PROBE_SIZE, Settings, cpus_of_list, device_of, fits_memory,
-    noise_of_visits, require_usable, settings_setters, smallest_effect, to_f64,
+    CheckPolicy, Cost, Order, PROBE_SIZE, Settings, cpus_of_list, device_of, fits_device,
+    fits_memory, noise_of_visits, require_usable, settings_setters, smallest_effect, to_f64,
 };
 use crate::error::{Error, Result};
 use crate::output::csv::MAX_CELLS;
@@ -66,6 +66,12 @@ pub struct CorePairPlan {
     pub timeout_ns: u64,
     /// Declared rate per rank; a measured one above 1.25 × it is implausible.
     pub expect: Option<Bandwidth>,
+    /// Smallest difference that counts as a fault, as a share of the rate.
+    #[serde(
+        default = "super::default_min_effect",
+        skip_serializing_if = "super::is_default_min_effect"
+    )]
+    pub min_effect: f64,
     /// CPUs of rank 0 that cannot be measured, with the reason; their points are skipped.
     pub unusable_rank0_cpus: BTreeMap<CpuId, String>,
     /// CPUs of rank 1 that cannot be measured, with the reason; their points are skipped.
@@ -197,6 +203,13 @@ impl CorePairPlan {
     fn fits(&self, machine: &Machine) -> Result<()> {
         let cost = self.cost(machine, Bandwidth::gb_per_second(1.0));
         let needed = cost.device_memory.bytes();
+        if machine.backend() == BackendKind::Ascend {
+            let what = format!("a send and a receive buffer, {} MiB of HCCL", hccl_memory() >> 20);
+            let own = (needed / RANKS).saturating_add(hccl_memory());
+            for id in self.device_pair {
+                fits_device(machine, id, self.largest(), own, &what)?;
+            }
+        }
         fits_memory(
             machine,
             self.largest(),
@@ -205,6 +218,12 @@ impl CorePairPlan {
             "smaller sizes",
         )
     }
+}
+
+/// What a communicator of HCCL allocates on its device: `HCCL_BUFFSIZE` MiB (200) twice.
+fn hccl_memory() -> u64 {
+    let asked = std::env::var("HCCL_BUFFSIZE").ok().and_then(|size| size.trim().parse().ok());
+    2 * (u64::from(asked.unwrap_or(200_u32)) << 20)
 }
 
 /// Few CPUs of one node, see [`CorePairPlan::few_per_node`].
@@ -304,6 +323,7 @@ impl CorePairPlanBuilder {
             check: settings.check,
             timeout_ns,
             expect: settings.expect,
+            min_effect: settings.min_effect,
             unusable_rank0_cpus,
             unusable_rank1_cpus,
         };

@@ -119,6 +119,24 @@ impl Blocks for PairSchedule<'_> {
     fn block(&mut self, wanted: Option<Wanted<'_>>) -> impl Iterator<Item = PlannedPoint> {
         self.next_block(wanted)
     }
+
+    fn confirm(&mut self, cells: &[Cell]) -> impl Iterator<Item = PlannedPoint> {
+        self.sequence.begin_block();
+        let mut visits: Vec<(Cell, ByteSize)> = cells
+            .iter()
+            .flat_map(|&cell| self.plan.sizes.iter().map(move |&bytes| (cell, bytes)))
+            .collect();
+        self.sequence.random.shuffle(&mut visits);
+        let points: Vec<PlannedPoint> = visits
+            .into_iter()
+            .map(|(cell, bytes)| {
+                let moves = self.last != Some(cell);
+                self.last = Some(cell);
+                self.sequence.point(cell, bytes, Phase::Confirm, moves)
+            })
+            .collect();
+        points.into_iter()
+    }
 }
 
 /// The points of one block.

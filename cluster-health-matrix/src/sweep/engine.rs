@@ -1,15 +1,16 @@
 //! What all sweeps share: the loop over blocks and points, resume, cancellation, progress and the
 //! accounts.
 
-use cluster_health_core::{Bandwidth, ByteSize, TagPattern};
+use cluster_health_core::{Bandwidth, ByteSize, CpuId, Machine, TagPattern};
 
 use super::{SweepEnd, Timings};
+use crate::analysis::{Table, confirmation};
 use crate::error::{Error, Result};
 use crate::estimate::Estimates;
 use crate::observer::{Observer, Progress};
 use crate::plan::{CheckPolicy, MAX_BLOCKS};
 use crate::samples::{DataCheck, PointStatus, Sample, Timer};
-use crate::schedule::{Blocks, PlannedPoint};
+use crate::schedule::{Blocks, Cell, PlannedPoint};
 
 /// Time since the first bind of a run, over all its sweeps.
 #[derive(Debug, Clone, Copy, Default)]
@@ -83,6 +84,9 @@ pub(super) trait Points {
     /// Takes over a point of an interrupted run; an error when it is not the planned one.
     fn recall(&mut self, point: &PlannedPoint, sample: &Sample) -> Result<()>;
 
+    /// False for a cell whose points are skipped anyway.
+    fn is_usable(&self, cell: Cell) -> bool;
+
     /// True when the observer may draw before this point: a thread leaves its core anyway.
     fn may_pause(&mut self, point: &PlannedPoint) -> bool;
 
@@ -97,81 +101,166 @@ pub(super) trait Points {
     fn now_ns(&self) -> u64;
 }
 
-/// Measures (or recalls) all points of a plan's blocks, and of those that `ci` adds.
+/// What a sweep is given by its plan, beside its points.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extent {
+    /// Blocks.
+    pub(super) repeats: u32,
+    /// Half-width of the intervals that more blocks are added for.
+    pub(super) ci: Option<f64>,
+    /// Smallest difference that is a fault; `None` when nothing is to be confirmed.
+    pub(super) confirm: Option<f64>,
+    pub(super) seed: u64,
+}
+
+/// Measures (or recalls) all points of a plan's blocks, those that `ci` adds, and the visits that
+/// confirm what the blocks made suspicious.
 pub(super) fn drive<P: Points>(
     points: &mut P,
     schedule: &mut impl Blocks,
-    (repeats, ci): (u32, Option<f64>),
-    estimates: &mut Estimates,
+    extent: Extent,
+    (estimates, table): (&mut Estimates, &mut Table),
     course: &mut Course<'_>,
 ) -> Result<SweepEnd> {
-    let Course { before, clock, first_seq, observer } = course;
-    // The samples may come from the log that the observer appends to: its end is where it is now.
-    let mut before = before.fuse();
-    let mut end = SweepEnd::default();
-    let mut prepared = false;
-    let mut next = *first_seq;
-    let mut total = next + schedule.block_len() as u64 * u64::from(repeats);
-    let progress = |points: &P, clock: &RunClock, done, total| Progress {
-        done,
+    let Extent { repeats, ci, confirm, seed } = extent;
+    let first_seq = course.first_seq;
+    let total = first_seq + schedule.block_len() as u64 * u64::from(repeats);
+    let mut run = Drive {
+        points,
+        estimates,
+        table,
+        course,
+        end: SweepEnd::default(),
+        prepared: false,
+        log_ended: false,
+        next: first_seq,
         total,
-        bytes: points.accounts().bytes,
-        elapsed_ns: clock.elapsed(points.now_ns()),
     };
     for block in 0..repeats.max(if ci.is_some() { MAX_BLOCKS } else { 0 }) {
         let wanted = match ci {
-            Some(width) if block >= repeats => Some(estimates.wider_than(width)),
+            Some(width) if block >= repeats => Some(run.estimates.wider_than(width)),
             _ => None,
         };
         if wanted.as_ref().is_some_and(std::collections::BTreeSet::is_empty) {
             break;
         }
-        let is_wanted = |cell: crate::schedule::Cell, bytes: ByteSize| {
+        let is_wanted = |cell: Cell, bytes: ByteSize| {
             wanted.as_ref().is_none_or(|wanted| wanted.contains(&(bytes, cell.row, cell.column)))
         };
         let planned = schedule.block(wanted.is_some().then_some(&is_wanted));
-        total = total.max(next + planned.size_hint().0 as u64);
+        if !run.measure_all(planned)? {
+            return Ok(run.end);
+        }
+    }
+    if let Some(min_effect) = confirm {
+        let usable = |row: usize, column: usize| run.points.is_usable(Cell { row, column });
+        // Nothing of the sweep is judged after this: the table is handed over.
+        let table = std::mem::replace(run.table, run.table.empty());
+        let rounds = confirmation(table, min_effect, seed, &usable);
+        for cells in &rounds {
+            if !run.measure_all(schedule.confirm(cells))? {
+                return Ok(run.end);
+            }
+        }
+    }
+    run.finish()
+}
+
+/// A sweep on its way.
+struct Drive<'r, 'c, P> {
+    points: &'r mut P,
+    estimates: &'r mut Estimates,
+    table: &'r mut Table,
+    course: &'r mut Course<'c>,
+    end: SweepEnd,
+    prepared: bool,
+    /// The samples may come from the log that the observer appends to: its end is where it was.
+    log_ended: bool,
+    next: u64,
+    total: u64,
+}
+
+impl<P: Points> Drive<'_, '_, P> {
+    fn progress(&self, done: u64) -> Progress {
+        Progress {
+            done,
+            total: self.total,
+            bytes: self.points.accounts().bytes,
+            elapsed_ns: self.course.clock.elapsed(self.points.now_ns()),
+        }
+    }
+
+    fn recalled(&mut self) -> Result<Option<Sample>> {
+        if self.log_ended {
+            return Ok(None);
+        }
+        let sample = self.course.before.next().transpose()?;
+        self.log_ended = sample.is_none();
+        Ok(sample)
+    }
+
+    fn gather(&mut self, sample: &Sample) {
+        self.estimates.add(sample);
+        self.table.add(sample);
+    }
+
+    /// False when the sweep ends before the last of these points.
+    fn measure_all(&mut self, planned: impl Iterator<Item = PlannedPoint>) -> Result<bool> {
+        self.total = self.total.max(self.next + planned.size_hint().0 as u64);
         for point in planned {
-            next = point.seq + 1;
-            if let Some(sample) = before.next().transpose()? {
-                points.recall(&point, &sample)?;
-                estimates.add(&sample);
+            self.next = point.seq + 1;
+            if let Some(sample) = self.recalled()? {
+                self.points.recall(&point, &sample)?;
+                self.gather(&sample);
                 continue;
             }
-            if !prepared {
-                points.prepare()?;
-                prepared = true;
+            if !self.prepared {
+                self.points.prepare()?;
+                self.prepared = true;
             }
-            if observer.is_cancelled() {
-                points.stop();
-                end.timings = points.accounts().timings();
-                return Ok(end);
+            if self.course.observer.is_cancelled() {
+                self.points.stop();
+                self.end.timings = self.points.accounts().timings();
+                return Ok(false);
             }
-            if points.may_pause(&point) {
-                observer.between_visits(&progress(points, clock, point.seq, total));
+            if self.points.may_pause(&point) {
+                let progress = self.progress(point.seq);
+                self.course.observer.between_visits(&progress);
             }
-            let sample = match points.measure(&point, clock) {
+            let sample = match self.points.measure(&point, self.course.clock) {
                 Ok(sample) => sample,
                 // Another rank was asked to end.
                 Err(Error::Cancelled) => {
-                    end.timings = points.accounts().timings();
-                    return Ok(end);
+                    self.end.timings = self.points.accounts().timings();
+                    return Ok(false);
                 }
                 Err(error) => return Err(error),
             };
-            estimates.add(sample);
-            observer.sample(sample)?;
-            end.points += 1;
+            self.estimates.add(sample);
+            self.table.add(sample);
+            self.course.observer.sample(sample)?;
+            self.end.points += 1;
         }
+        Ok(true)
     }
-    if let Some(extra) = before.next().transpose()? {
-        return Err(not_this_plan(&extra));
+
+    fn finish(mut self) -> Result<SweepEnd> {
+        if let Some(extra) = self.recalled()? {
+            return Err(not_this_plan(&extra));
+        }
+        self.total = self.next;
+        let progress = self.progress(self.next);
+        self.course.observer.between_visits(&progress);
+        self.end.complete = true;
+        self.end.next_seq = self.next;
+        self.end.timings = self.points.accounts().timings();
+        Ok(self.end)
     }
-    observer.between_visits(&progress(points, clock, next, next));
-    end.complete = true;
-    end.next_seq = next;
-    end.timings = points.accounts().timings();
-    Ok(end)
+}
+
+/// The core of a CPU, named by its lowest thread.
+pub(super) fn core_of(machine: &Machine, cpu: u32) -> Option<u32> {
+    machine.topology().cpu(CpuId(cpu))?.siblings.iter().next().map(|cpu| cpu.0)
 }
 
 pub(crate) fn not_this_plan(sample: &Sample) -> Error {

@@ -1,26 +1,28 @@
 //! The H2D sweep: CPU core × device, copies by the bound core from its node's arena.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use cluster_health_core::{
-    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, Event, HostBuffer, HostMemory, Machine,
+    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, EventTimer, HostBuffer, HostMemory, Machine,
     NodeId, PointContext, Stream, TagPattern, Transfer,
 };
 use ndarray::{ArrayView2, ArrayView3};
 
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Points, RunClock, Stage, check_recalled, drive, mark_implausible, point_tags,
-    reset,
+    Accounts, Course, Extent, Points, RunClock, Stage, check_recalled, core_of, drive,
+    mark_implausible, point_tags, reset,
 };
 use super::warmup::{Best, Verdict, Warmup};
+use crate::analysis::Table;
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, axes_of_plan};
 use crate::matrix::{CellStatus, Matrix};
 use crate::observer::Observer;
-use crate::plan::{ArenaPolicy, H2dPlan, PROBE_SIZE};
+use crate::plan::{ArenaPolicy, H2dPlan, Order, PROBE_SIZE};
 use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep, Timer};
-use crate::schedule::{PlannedPoint, Schedule};
+use crate::schedule::{Cell, PlannedPoint, Schedule};
 
 /// Result of an H2D sweep.
 #[derive(Debug, Clone)]
@@ -98,11 +100,20 @@ pub(crate) fn h2d_in(
         |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
         |id| machine.device(DeviceId(id)).and_then(|device| device.info().node).map(|node| node.0),
     );
+    let axes = (rows.clone(), columns.clone());
+    let core_of = |cpu| core_of(machine, cpu);
+    let mut table = Table::new(Sweep::H2d, "idle", plan.sizes.clone(), axes, core_of);
     let mut estimates = Estimates::new(Sweep::H2d, "idle", plan.sizes.clone(), rows, columns);
     let mut engine = Engine::new(machine, plan);
     let mut schedule = Schedule::new(plan, machine);
-    let blocks = (plan.repeats, plan.ci);
-    let end = drive(&mut engine, &mut schedule, blocks, &mut estimates, course)?;
+    let extent = Extent {
+        repeats: plan.repeats,
+        ci: plan.ci,
+        confirm: (plan.order == Order::Blocks).then_some(plan.min_effect),
+        seed: plan.seed,
+    };
+    let gathered = (&mut estimates, &mut table);
+    let end = drive(&mut engine, &mut schedule, extent, gathered, course)?;
     let refused = engine.refused.map(|reason| format!("host memory is pageable: {reason}"));
     let notes = refused.into_iter().collect();
     Ok(H2dMatrix { matrix: estimates.into_matrix(), end, notes })
@@ -129,7 +140,10 @@ struct Lane {
     stream: Stream,
     target: DeviceBuffer,
     /// Around each timed copy, where events carry the device's own time.
-    events: Option<[Event; 2]>,
+    timer: Option<EventTimer>,
+    /// Copies between two events by size, chosen at its first point; `None` where the device's
+    /// clock is too coarse for any number.
+    batches: BTreeMap<ByteSize, Option<u32>>,
 }
 
 /// What a point needs between its checks: buffers, streams, the bound thread and the clock.
@@ -177,26 +191,28 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn lane(machine: &Machine, id: DeviceId, size: ByteSize) -> Result<Lane> {
+    fn lane(machine: &Machine, id: DeviceId, size: ByteSize, timeout: Duration) -> Result<Lane> {
         let device = machine
             .device(id)
             .ok_or_else(|| Error::invalid("--devices", format!("device {id} does not exist")))?;
-        let events = if machine.has_device_events() {
-            Some([Event::new(&device)?, Event::new(&device)?])
+        let stream = Stream::new(&device)?;
+        let target = DeviceBuffer::new(&device, size)?;
+        let timer = if machine.has_device_events() {
+            Some(EventTimer::new(&stream, timeout)?)
         } else {
             None
         };
-        Ok(Lane {
-            stream: Stream::new(&device)?,
-            target: DeviceBuffer::new(&device, size)?,
-            events,
-        })
+        Ok(Lane { stream, target, timer, batches: BTreeMap::new() })
     }
 
-    fn note_best(&mut self, point: &PlannedPoint, time: u64) {
+    /// Notes how a measured point's warm-up ended and the fastest of its times.
+    fn note_best(&mut self, point: &PlannedPoint, settled: bool, fastest: Option<u64>) {
         let (devices, cells) = (self.plan.devices.len(), self.plan.cells());
         let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(devices, cells));
-        best.note(point.cell.column, point.cell.row * devices + point.cell.column, time);
+        best.ended(point.cell.column, settled);
+        if let Some(time) = fastest {
+            best.note(point.cell.column, point.cell.row * devices + point.cell.column, time);
+        }
     }
 
     fn point(&mut self, point: &PlannedPoint) -> Result<(), Fault> {
@@ -327,6 +343,11 @@ impl<'a> Engine<'a> {
 }
 
 impl Points for Engine<'_> {
+    fn is_usable(&self, cell: Cell) -> bool {
+        !self.plan.unusable_cpus.contains_key(&self.plan.cpus[cell.row])
+            && !self.plan.unusable_devices.contains_key(&self.plan.devices[cell.column])
+    }
+
     /// Allocates and touches everything before the first bind.
     fn prepare(&mut self) -> Result<()> {
         let (machine, plan) = (self.machine, self.plan);
@@ -352,7 +373,8 @@ impl Points for Engine<'_> {
         for id in &plan.devices {
             self.lanes.push(match plan.unusable_devices.get(id) {
                 Some(reason) => Err(reason.clone()),
-                None => Self::lane(machine, *id, size).map_err(|error| error.to_string()),
+                None => Self::lane(machine, *id, size, plan.timeout())
+                    .map_err(|error| error.to_string()),
             });
         }
         if self.lanes.iter().all(Result::is_err) {
@@ -381,9 +403,8 @@ impl Points for Engine<'_> {
         let cell = (self.plan.cpus[point.cell.row].0, self.plan.devices[point.cell.column].0);
         check_recalled(point, sample, cell)?;
         if sample.status == PointStatus::Measured {
-            for &time in sample.warmup_ns.iter().chain(sample.host_times()) {
-                self.note_best(point, time);
-            }
+            let fastest = sample.warmup_ns.iter().chain(sample.host_times()).min().copied();
+            self.note_best(point, sample.settled, fastest);
         }
         Ok(())
     }
@@ -411,12 +432,9 @@ impl Points for Engine<'_> {
         self.sample.reason = reason;
         mark_implausible(&mut self.sample, self.plan.expect);
         if self.sample.status == PointStatus::Measured {
-            for index in 0..self.sample.warmup_ns.len() {
-                self.note_best(point, self.sample.warmup_ns[index]);
-            }
-            for index in 0..self.sample.host_times().len() {
-                self.note_best(point, self.sample.host_times()[index]);
-            }
+            let times = self.sample.warmup_ns.iter().chain(self.sample.host_times());
+            let fastest = times.min().copied();
+            self.note_best(point, self.sample.settled, fastest);
         }
         self.accounts.add(&self.sample, began, self.machine.now_ns());
         Ok(&self.sample)
@@ -509,30 +527,45 @@ impl PointRun<'_> {
 
     fn timed(&mut self, bytes: ByteSize, binding: Option<&Binding>) -> Result<(), Fault> {
         let timeout = self.plan.timeout();
-        let Lane { stream, target, events } = &mut *self.lane;
+        let Lane { stream, target, timer, batches } = &mut *self.lane;
         let stream = &*stream;
         let mut transfer = Transfer::to_device(stream, self.source, target, bytes, timeout)?;
-        let Sample { iter_ns, host_iter_ns, timer, ran_on, .. } = &mut *self.sample;
+        let Sample { iter_ns, host_iter_ns, timer: clock, ran_on, .. } = &mut *self.sample;
         let RanOn::Thread(ran_on) = ran_on else { return Ok(()) };
-        if events.is_some() {
-            *timer = Timer::Event;
-            *host_iter_ns = Some(Vec::with_capacity(self.plan.iters as usize));
+        let mut timer = timer.as_mut();
+        if let Some(events) = &mut timer {
+            let batch = match batches.get(&bytes) {
+                Some(batch) => *batch,
+                None => {
+                    let found = events.choose(|events| events.time(&mut transfer))?;
+                    let batch = found.then(|| events.batch());
+                    batches.insert(bytes, batch);
+                    batch
+                }
+            };
+            events.set_batch(batch.unwrap_or(1));
+            if let Some(batch) = batch {
+                *clock = if batch == 1 { Timer::Event } else { Timer::EventBatch };
+                *host_iter_ns = Some(Vec::with_capacity(self.plan.iters as usize));
+            }
         }
+        let mut timer = timer.filter(|_| host_iter_ns.is_some());
+        let batch = timer.as_ref().map_or(1, |timer| timer.batch());
         for _ in 0..self.plan.iters {
             let start = self.machine.now_ns();
-            if let Some([before, _]) = events {
-                before.record(stream)?;
+            if let Some(timer) = &mut timer {
+                timer.begin(stream)?;
             }
-            transfer.issue()?;
-            if let Some([_, after]) = events {
-                after.record(stream)?;
+            transfer.issue_batch(batch)?;
+            if let Some(timer) = &mut timer {
+                timer.end(stream)?;
             }
             transfer.wait()?;
             let end = self.machine.now_ns();
-            match (events.as_ref(), host_iter_ns.as_mut()) {
-                (Some([before, after]), Some(host_ns)) => {
-                    host_ns.push(end - start);
-                    iter_ns.push(whole_ns(after.nanoseconds_since(before)?));
+            match (&timer, host_iter_ns.as_mut()) {
+                (Some(timer), Some(host_ns)) => {
+                    host_ns.push((end - start) / u64::from(batch));
+                    iter_ns.push(whole_ns(timer.nanoseconds()?));
                 }
                 _ => iter_ns.push(end - start),
             }
@@ -543,12 +576,12 @@ impl PointRun<'_> {
                 ran_on.push(cpu);
             }
         }
-        // Events too coarse for this copy say nothing about it.
+        // Events that show no time at all say nothing about the copy.
         if iter_ns.contains(&0)
             && let Some(host_ns) = host_iter_ns.take()
         {
             *iter_ns = host_ns;
-            *timer = Timer::Host;
+            *clock = Timer::Host;
         }
         Ok(())
     }

@@ -1,4 +1,7 @@
 //! The device management interface: cards, health, processes, links. It knows physical ids only.
+//!
+//! The names of the second generation (`dcmiv2_`, by logic id) serve chips whose name starts with
+//! `Ascend950`, those of the first all others; each refuses the other's chips.
 
 use std::{
     ffi::c_char,
@@ -13,13 +16,91 @@ use crate::{
 };
 
 static READY: AtomicBool = AtomicBool::new(false);
+static READY_2: AtomicBool = AtomicBool::new(false);
+
+fn is_950() -> bool {
+    config::get().soc.to_bytes().starts_with(b"Ascend950")
+}
 
 fn ready() -> Outcome {
-    if READY.load(Ordering::Acquire) {
+    if !READY.load(Ordering::Acquire) {
+        fail(DCMI_NOT_READY, "dcmi_init was not called")
+    } else if is_950() {
+        fail(DCMI_NOT_SUPPORT, "this chip has the second generation of names only")
+    } else {
+        Ok(())
+    }
+}
+
+fn ready_2() -> Outcome {
+    if !READY_2.load(Ordering::Acquire) {
+        fail(DCMI_NOT_READY, "dcmiv2_init was not called")
+    } else if is_950() {
         Ok(())
     } else {
-        fail(DCMI_NOT_READY, "dcmi_init was not called")
+        fail(DCMI_NOT_SUPPORT, "this chip has the first generation of names only")
     }
+}
+
+/// The physical id of a device of the second generation.
+fn device_phy(config: &Config, device: i32) -> Result<u32, Fail> {
+    ready_2()?;
+    match u32::try_from(device) {
+        Ok(logic) if logic < config.devices => Ok(device::phy_of(config, logic)),
+        _ => absent(format!("no device {device}")),
+    }
+}
+
+fn device_of_phy(phy: u32, device: &Out<u32>) -> Outcome {
+    ready_2()?;
+    match device::logic_of_phy(&config::get(), phy) {
+        Some(logic) => device.set(logic),
+        None => absent(format!("no device with the physical id {phy}")),
+    }
+}
+
+fn driver_version(text: &Out<c_char>, len: u32) -> Outcome {
+    let version = &config::get().driver;
+    if (len as usize) <= version.len() {
+        return fail(DCMI_PARAMETER, format!("len {len} is too small"));
+    }
+    text.set_text(version, len as usize)
+}
+
+fn health_of(config: &Config, phy: u32) -> u32 {
+    config.health.get(&phy).copied().unwrap_or(0)
+}
+
+fn hbm_of(config: &Config, phy: u32) -> HbmInfo {
+    let logic = device::logic_of_phy(config, phy).unwrap_or(0);
+    let used = config.hbm_used + device::in_use(logic).unwrap_or(0);
+    HbmInfo {
+        total_mb: config.hbm >> 20,
+        frequency: 1600,
+        used_mb: used >> 20,
+        temperature: 45,
+        bandwidth_percent: 0,
+    }
+}
+
+fn utilization_of(config: &Config, phy: u32, kind: i32) -> Result<u32, Fail> {
+    match kind {
+        2 | 12 | 13 => Ok(config.utilization.get(&phy).copied().unwrap_or(0)),
+        3 | 4 | 6 | 10 => Ok(0),
+        _ => fail(DCMI_PARAMETER, format!("input_type {kind}")),
+    }
+}
+
+fn processes_of(config: &Config, phy: u32, list: &Out<ProcInfo>, count: &Out<i32>) -> Outcome {
+    let logic = device::logic_of_phy(config, phy).unwrap_or(0);
+    let own = device::in_use(logic).map(|bytes| (signed(std::process::id()), bytes));
+    let others = config.processes.iter().filter(|(on, ..)| *on == phy).map(|&(_, pid, n)| (pid, n));
+    let mut found = 0;
+    for (at, (pid, bytes)) in others.chain(own).take(32).enumerate() {
+        list.set_at(at, ProcInfo { pid, bytes })?;
+        found += 1;
+    }
+    count.set(found)
 }
 
 fn absent<T>(what: impl Into<String>) -> Result<T, Fail> {
@@ -110,11 +191,7 @@ exports! { Dcmi;
     }
     fn dcmi_get_driver_version(text: Out<c_char>, len: u32) {
         ready()?;
-        let version = &config::get().driver;
-        if (len as usize) <= version.len() {
-            return fail(DCMI_PARAMETER, format!("len {len} is too small"));
-        }
-        text.set_text(version, len as usize)
+        driver_version(&text, len)
     }
     fn dcmi_get_card_list(count: Out<i32>, list: Out<i32>, len: i32) {
         ready()?;
@@ -153,7 +230,7 @@ exports! { Dcmi;
     fn dcmi_get_device_health(card: i32, chip: i32, health: Out<u32>) {
         let config = config::get();
         let phy = phy(&config, card, chip)?;
-        health.set(config.health.get(&phy).copied().unwrap_or(0))
+        health.set(health_of(&config, phy))
     }
     fn dcmi_get_device_errorcode_v2(
         card: i32,
@@ -167,7 +244,7 @@ exports! { Dcmi;
         if len == 0 || len > 128 {
             return fail(DCMI_PARAMETER, format!("list_len {len}"));
         }
-        match config.health.get(&phy).copied().unwrap_or(0) {
+        match health_of(&config, phy) {
             0 => count.set(0),
             level => {
                 list.set(0x80e0_1800 + level)?;
@@ -192,37 +269,17 @@ exports! { Dcmi;
     fn dcmi_get_device_hbm_info(card: i32, chip: i32, info: Out<HbmInfo>) {
         let config = config::get();
         let phy = phy(&config, card, chip)?;
-        let logic = device::logic_of_phy(&config, phy).unwrap_or(0);
-        let used = config.hbm_used + device::in_use(logic).unwrap_or(0);
-        info.set(HbmInfo {
-            total_mb: config.hbm >> 20,
-            frequency: 1600,
-            used_mb: used >> 20,
-            temperature: 45,
-            bandwidth_percent: 0,
-        })
+        info.set(hbm_of(&config, phy))
     }
     fn dcmi_get_device_utilization_rate(card: i32, chip: i32, kind: i32, percent: Out<u32>) {
         let config = config::get();
         let phy = phy(&config, card, chip)?;
-        match kind {
-            2 | 12 | 13 => percent.set(config.utilization.get(&phy).copied().unwrap_or(0)),
-            3 | 4 | 6 | 10 => percent.set(0),
-            _ => fail(DCMI_PARAMETER, format!("input_type {kind}")),
-        }
+        percent.set(utilization_of(&config, phy, kind)?)
     }
     fn dcmi_get_device_resource_info(card: i32, chip: i32, list: Out<ProcInfo>, count: Out<i32>) {
         let config = config::get();
         let phy = phy(&config, card, chip)?;
-        let logic = device::logic_of_phy(&config, phy).unwrap_or(0);
-        let own = device::in_use(logic).map(|bytes| (signed(std::process::id()), bytes));
-        let others = config.processes.iter().filter(|(on, ..)| *on == phy).map(|&(_, pid, n)| (pid, n));
-        let mut found = 0;
-        for (at, (pid, bytes)) in others.chain(own).take(32).enumerate() {
-            list.set_at(at, ProcInfo { pid, bytes })?;
-            found += 1;
-        }
-        count.set(found)
+        processes_of(&config, phy, &list, &count)
     }
     fn dcmi_get_topo_info_by_device_id(
         card: i32,
@@ -303,5 +360,50 @@ exports! { Dcmi;
         let config = config::get();
         let phy = known(&config, phy)?;
         set_place(&config, &card, &chip, phy)
+    }
+    fn dcmiv2_init() {
+        READY_2.store(true, Ordering::Release);
+        Ok(())
+    }
+    fn dcmiv2_get_driver_version(text: Out<c_char>, len: u32) {
+        ready_2()?;
+        driver_version(&text, len)
+    }
+    fn dcmiv2_get_device_list(list: Out<i32>, count: Out<i32>, len: i32) {
+        ready_2()?;
+        let devices = signed(config::get().devices);
+        if devices > len {
+            return fail(DCMI_PARAMETER, format!("list_len {len}"));
+        }
+        for (at, device) in (0..devices).enumerate() {
+            list.set_at(at, device)?;
+        }
+        count.set(devices)
+    }
+    fn dcmiv2_get_device_health(device: i32, health: Out<u32>) {
+        let config = config::get();
+        let phy = device_phy(&config, device)?;
+        health.set(health_of(&config, phy))
+    }
+    fn dcmiv2_get_device_hbm_info(device: i32, info: Out<HbmInfo>) {
+        let config = config::get();
+        let phy = device_phy(&config, device)?;
+        info.set(hbm_of(&config, phy))
+    }
+    fn dcmiv2_get_device_utilization_rate(device: i32, kind: i32, percent: Out<u32>) {
+        let config = config::get();
+        let phy = device_phy(&config, device)?;
+        percent.set(utilization_of(&config, phy, kind)?)
+    }
+    fn dcmiv2_get_device_proc_mem_info(device: i32, list: Out<ProcInfo>, count: Out<i32>) {
+        let config = config::get();
+        let phy = device_phy(&config, device)?;
+        processes_of(&config, phy, &list, &count)
+    }
+    fn dcmiv2_get_dev_id_by_chip_phy_id(phy: u32, device: Out<u32>) {
+        device_of_phy(phy, &device)
+    }
+    fn dcmiv2_get_dev_id_from_chip_phyid(phy: u32, device: Out<u32>) {
+        device_of_phy(phy, &device)
     }
 }

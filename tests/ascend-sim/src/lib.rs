@@ -21,7 +21,7 @@
 //! |---|---|---|
 //! | `DEVICES` | 2 | devices of the machine |
 //! | `PHY` | 0,1,… | physical ids by logic id |
-//! | `SOC`, `VERSION`, `DRIVER` | `Ascend910B3`, 1.17.0, 25.0.rc1 | names and versions |
+//! | `SOC`, `VERSION`, `DRIVER` | `Ascend910B3`, 1.17.0, 25.0.rc1 | names and versions; `Ascend950…` is managed through `dcmiv2_` only, others through `dcmi_` |
 //! | `HBM`, `HBM_USED` | 64G, 3G | bytes per device, and of them used by others |
 //! | `STUB` | 0 | 1: every call is that of a stub library (100039) |
 //! | `VIRTUAL` | 0 | 1: no waiting; events carry modelled time |

@@ -235,36 +235,78 @@ impl Runtime {
         Ok(text.unwrap_or_default())
     }
 
-    /// Free and total memory of the calling thread's device.
-    pub(super) fn memory_left(self) -> Option<(usize, usize)> {
-        let get = function!(self.acl, aclrtGetMemInfo).ok()?;
+    /// Free and total memory of the calling thread's device, which is `device`; `None` for chips
+    /// without such memory, which answer 0 of 0.
+    pub(super) fn memory_left(self, device: Option<DeviceId>) -> Result<Option<(usize, usize)>> {
+        let get = function!(self.acl, aclrtGetMemInfo).map_err(missing)?;
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY:
         // * Both pointers are to live integers of ours.
         let code = unsafe { get(acl::ACL_HBM_MEM, &raw mut free, &raw mut total) };
-        // Chips without such memory answer 0 of 0.
-        (code == 0 && total > 0).then_some((free, total))
+        self.check("aclrtGetMemInfo", code, device)?;
+        Ok((total > 0).then_some((free, total)))
     }
 
     /// Makes `user` the calling thread's device, as the runtime sees it. For calls that are not
     /// timed: another user of the runtime may have changed the device of this thread.
     pub(super) fn enter(self, user: i32, device: DeviceId) -> Result<()> {
-        let get = function!(self.acl, aclrtGetDevice).map_err(missing)?;
-        let mut current = -1_i32;
-        // SAFETY:
-        // * The pointer is to a live integer of ours; a thread without a device is an error code.
-        let code = unsafe { get(&raw mut current) };
-        if code == 0 && current == user {
+        if self.is_current(user)? {
             note(user);
             return Ok(());
         }
         self.set_device(user, device)
     }
 
+    /// Whether the runtime takes `user` for the calling thread's device.
+    fn is_current(self, user: i32) -> Result<bool> {
+        let get = function!(self.acl, aclrtGetDevice).map_err(missing)?;
+        let mut current = -1_i32;
+        // SAFETY:
+        // * The pointer is to a live integer of ours; a thread without a device is an error code.
+        let code = unsafe { get(&raw mut current) };
+        Ok(code == 0 && current == user)
+    }
+
     /// As [`enter`](Self::enter), without asking the runtime when this thread entered it last.
     #[inline]
     pub(super) fn enter_again(self, user: i32, device: DeviceId) -> Result<()> {
         if CURRENT.get() == Some(user) { Ok(()) } else { self.set_device(user, device) }
+    }
+
+    /// Makes a call that needs this thread to have the device's context. Where another user of the
+    /// runtime changed the device since [`enter_again`](Self::enter_again) believed it, the
+    /// runtime refuses the call without effect, and it is made once more: nobody pays for asking.
+    #[inline]
+    pub(super) fn with_context(
+        self,
+        name: &'static str,
+        user: i32,
+        device: DeviceId,
+        call: impl Fn() -> i32,
+    ) -> Result<()> {
+        self.enter_again(user, device)?;
+        let code = call();
+        if code == 0 { Ok(()) } else { self.call_again(name, user, device, code, call) }
+    }
+
+    #[cold]
+    fn call_again(
+        self,
+        name: &'static str,
+        user: i32,
+        device: DeviceId,
+        code: i32,
+        call: impl Fn() -> i32,
+    ) -> Result<()> {
+        // Said about this failure, and gone after the next call.
+        let error = self.failure(name, code, Some(device));
+        let lost =
+            [codes::ACL_ERROR_RT_CONTEXT_NULL, codes::ACL_ERROR_RT_STREAM_CONTEXT].contains(&code);
+        if !lost || self.is_current(user)? {
+            return Err(error);
+        }
+        self.set_device(user, device)?;
+        self.check(name, call(), Some(device))
     }
 
     /// The device is never reset: that would end it for the other users of this process.

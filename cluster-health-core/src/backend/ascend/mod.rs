@@ -6,7 +6,10 @@
 //! never finalised: other users of it may live in the same process.
 #![allow(unsafe_code, reason = "calls of C functions, and raw addresses of host and device memory")]
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ascend_sys::status::acl as codes;
@@ -17,8 +20,8 @@ pub(crate) use self::acl::{missing, text_of};
 use crate::activity::DeviceActivity;
 use crate::backend::host::{alloc_host, free_host, monotonic_ns};
 use crate::backend::{
-    BackendKind, CopyRequest, Direction, Driver, RawDevice, RawEvent, RawHost, RawSide, RawStream,
-    memory,
+    BackendKind, CopyRequest, DeviceCopy, Direction, Driver, RawDevice, RawEvent, RawHost, RawSide,
+    RawStream, memory,
 };
 use crate::buffer::{Pinned, Tag, TagPattern};
 use crate::device::DeviceInfo;
@@ -65,11 +68,16 @@ impl AscendDriver {
         self.runtime.enter(user, id)
     }
 
-    /// As [`enter`](Self::enter), for calls that are timed.
+    /// Makes a call that is timed, on a thread that most likely has the device already.
     #[inline]
-    fn enter_again(&self, device: usize) -> Result<()> {
+    fn with_context(
+        &self,
+        name: &'static str,
+        device: usize,
+        call: impl Fn() -> i32,
+    ) -> Result<()> {
         let (user, id) = self.user_of(device)?;
-        self.runtime.enter_again(user, id)
+        self.runtime.with_context(name, user, id, call)
     }
 
     #[inline]
@@ -98,6 +106,117 @@ impl AscendDriver {
         // * The runtime handed out `len` bytes at this address just now, and only to us.
         unsafe { address.write_bytes(0, len) };
         Ok(address)
+    }
+
+    /// Own pages, registered with the runtime: `aclrtHostRegisterV2` pins them, in older releases
+    /// `aclrtHostRegister` maps them for the device.
+    ///
+    /// Copies take the host's address: the device's, which the older call gives too, is for
+    /// kernels and not kept.
+    fn register_pages(&self, len: usize) -> Result<RawHost> {
+        let acl = self.runtime.acl;
+        let what = || format!("registering {} of host memory", ByteSize(len as u64));
+        let release = kernel_release();
+        if !registers_own_pages(&release) {
+            return Err(Error::Unavailable {
+                what: what(),
+                message: format!(
+                    "Linux {release} is too old: up to 5.10 only memory of aclrtMallocHost can be"
+                ),
+            });
+        }
+        // What could not be undone is not begun.
+        function!(acl, aclrtHostUnregister).map_err(missing)?;
+        let pin = function!(acl, aclrtHostRegisterV2);
+        let map = function!(acl, aclrtHostRegister);
+        if let (Err(_), Err(symbol)) = (&pin, &map) {
+            return Err(missing(*symbol));
+        }
+        let device = self.runtime.any_device(self.devices.len());
+        self.enter(device)?;
+        let memory = Unregistered(alloc_host(len, false)?);
+        let address: *mut c_void = memory.0.address.cast();
+        let mut refused = None;
+        if let Ok(pin) = pin {
+            // SAFETY:
+            // * The pages are ours, whole and alive until they are unregistered.
+            let code = unsafe { pin(address, len as u64, abi::ACL_HOST_REG_PINNED) };
+            refused = self.check("aclrtHostRegisterV2", code, device).err();
+        }
+        if (refused.is_some() || pin.is_err())
+            && let Ok(map) = map
+        {
+            let mut view: *mut c_void = std::ptr::null_mut();
+            // SAFETY:
+            // * As above; the pointer is to a live pointer of ours.
+            let code =
+                unsafe { map(address, len as u64, abi::ACL_HOST_REGISTER_MAPPED, &raw mut view) };
+            refused = self.check("aclrtHostRegister", code, device).err();
+        }
+        match refused {
+            Some(error) => Err(error),
+            None => Ok(RawHost { pinned: Pinned::Registered, ..memory.into_raw() }),
+        }
+    }
+
+    fn unregister(&self, address: *mut u8) -> Result<()> {
+        let device = self.runtime.any_device(self.devices.len());
+        self.enter(device)?;
+        let unregister = function!(self.runtime.acl, aclrtHostUnregister).map_err(missing)?;
+        // SAFETY:
+        // * The address is one that was registered, idle.
+        let code = unsafe { unregister(address.cast()) };
+        self.check("aclrtHostUnregister", code, device)
+    }
+
+    /// Lets device `a` reach the memory of device `b`, once per process.
+    fn enable_peer(&self, a: usize, b: usize, enabled: &mut BTreeSet<(i32, i32)>) -> Result<()> {
+        let ((a_user, a_id), (b_user, b_id)) = (self.user_of(a)?, self.user_of(b)?);
+        if enabled.contains(&(a_user, b_user)) {
+            return Ok(());
+        }
+        let acl = self.runtime.acl;
+        let ask = function!(acl, aclrtDeviceCanAccessPeer).map_err(missing)?;
+        let mut reaches = 0_i32;
+        // SAFETY:
+        // * The pointer is to a live integer of ours.
+        let code = unsafe { ask(&raw mut reaches, a_user, b_user) };
+        let about = |error| about_peer(error, a_id, b_id);
+        self.check("aclrtDeviceCanAccessPeer", code, a).map_err(about)?;
+        if reaches == 0 {
+            return Err(Error::Unavailable {
+                what: format!("a copy between device {a_id} and device {b_id}"),
+                message: format!(
+                    "aclrtDeviceCanAccessPeer says that device {a_id} cannot reach the memory of \
+                     device {b_id}; choose devices with a link, see npu-smi info -t topo"
+                ),
+            });
+        }
+        self.enter(a)?;
+        let enable = function!(acl, aclrtDeviceEnablePeerAccess).map_err(missing)?;
+        // SAFETY:
+        // * The call takes integers; this thread has the context of device `a`.
+        let code = unsafe { enable(b_user, 0) };
+        let result = self.check("aclrtDeviceEnablePeerAccess", code, a);
+        // What a second call returns is the driver's own choice, and another user of the runtime in
+        // this process may have made the first one.
+        if result.is_err() && !self.peer_enabled(a_user, b_user) {
+            return result.map_err(about);
+        }
+        enabled.insert((a_user, b_user));
+        Ok(())
+    }
+
+    /// Whether the runtime says that the access was enabled already; older releases cannot tell.
+    fn peer_enabled(&self, a: i32, b: i32) -> bool {
+        let Ok(ask) = function!(self.runtime.acl, aclrtDevicePeerAccessStatus) else {
+            return false;
+        };
+        let mut enabled = 0_i32;
+        // SAFETY:
+        // * The pointer is to a live integer of ours.
+        let code = unsafe { ask(a, b, &raw mut enabled) };
+        code == 0 && enabled == 1
     }
 
     /// A synchronous copy between host memory and a device that is current on this thread.
@@ -134,19 +253,20 @@ impl AscendDriver {
             //   for the rest.
             return unsafe { self.copy(device, to, from, width * height, direction) };
         }
-        let copy = function!(self.runtime.acl, aclrtMemcpy2d).map_err(missing)?;
-        let (to, from) = ends(direction, host, remote);
-        let (to_pitch, from_pitch) = match direction {
-            Direction::HostToDevice => (pitch, width),
-            Direction::DeviceToHost => (width, pitch),
-        };
-        let kind = kind_of(direction);
-        // SAFETY:
-        // * The caller vouches for both sides; this thread has the device's context.
-        let code =
-            unsafe { copy(to.cast(), to_pitch, from.cast(), from_pitch, width, height, kind) };
-        if code != codes::ACL_ERROR_RT_FEATURE_NOT_SUPPORT {
-            return self.check("aclrtMemcpy2d", code, device);
+        if let Ok(copy) = function!(self.runtime.acl, aclrtMemcpy2d) {
+            let (to, from) = ends(direction, host, remote);
+            let (to_pitch, from_pitch) = match direction {
+                Direction::HostToDevice => (pitch, width),
+                Direction::DeviceToHost => (width, pitch),
+            };
+            let kind = kind_of(direction);
+            // SAFETY:
+            // * The caller vouches for both sides; this thread has the device's context.
+            let code =
+                unsafe { copy(to.cast(), to_pitch, from.cast(), from_pitch, width, height, kind) };
+            if code != codes::ACL_ERROR_RT_FEATURE_NOT_SUPPORT {
+                return self.check("aclrtMemcpy2d", code, device);
+            }
         }
         for row in 0..height {
             let host = host.wrapping_add(row * width);
@@ -156,6 +276,56 @@ impl AscendDriver {
             unsafe { self.copy(device, to, from, width, direction)? };
         }
         Ok(())
+    }
+}
+
+/// A mapping that goes again unless it is taken out.
+struct Unregistered(RawHost);
+
+impl Unregistered {
+    fn into_raw(mut self) -> RawHost {
+        let RawHost { address, len, pinned, handle, .. } = self.0;
+        self.0.handle = 0;
+        RawHost { address, len, pinned, refused: None, handle }
+    }
+}
+
+impl Drop for Unregistered {
+    fn drop(&mut self) {
+        if self.0.handle != 0 {
+            // SAFETY:
+            // * From `alloc_host`, and nobody else has it.
+            unsafe { free_host(&self.0) };
+        }
+    }
+}
+
+/// Pairs of devices whose access was enabled, by user ids: the runtime's state is per process.
+static PEERS: Mutex<BTreeSet<(i32, i32)>> = Mutex::new(BTreeSet::new());
+
+/// The same error with both devices.
+#[cold]
+fn about_peer(error: Error, a: DeviceId, b: DeviceId) -> Error {
+    let Error::Backend(mut error) = error else { return error };
+    let about = format!("between device {a} and device {b}");
+    error.message = Some(match error.message.take() {
+        Some(message) => format!("{message} ({about})"),
+        None => about,
+    });
+    Error::Backend(error)
+}
+
+fn kernel_release() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map_or_else(|_| "of unknown version".to_owned(), |text| text.trim().to_owned())
+}
+
+/// Up to Linux 5.10 the driver registers memory of `aclrtMallocHost` only.
+fn registers_own_pages(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) > (5, 10),
+        _ => false,
     }
 }
 
@@ -179,10 +349,9 @@ impl DeviceContext {
         self.runtime.enter(self.user, self.id)
     }
 
-    /// As [`enter`](Self::enter), for calls that are timed.
-    #[inline]
-    pub(crate) fn enter_again(&self) -> Result<()> {
-        self.runtime.enter_again(self.user, self.id)
+    /// The runtime's own number of the device.
+    pub(crate) fn user(&self) -> i32 {
+        self.user
     }
 
     /// The runtime's words about this thread's latest failure.
@@ -383,8 +552,25 @@ unsafe impl Driver for AscendDriver {
         Ok(RawHost { refused, ..alloc_host(len, false)? })
     }
 
+    fn host_register(&self, len: usize) -> Result<RawHost> {
+        let refused = match self.register_pages(len) {
+            Ok(memory) => return Ok(memory),
+            Err(error) => error.to_string(),
+        };
+        let instead = self.host_alloc(len, true)?;
+        let refused = match &instead.refused {
+            Some(more) => format!("{refused}; {more}"),
+            None => refused,
+        };
+        Ok(RawHost { refused: Some(refused), ..instead })
+    }
+
     unsafe fn host_free(&self, memory: &RawHost) {
         if memory.handle != 0 {
+            // Pages that the driver may still map stay where they are.
+            if memory.pinned == Pinned::Registered && self.unregister(memory.address).is_err() {
+                return;
+            }
             // SAFETY:
             // * Only mappings of `alloc_host` have a handle; the caller vouches for the rest.
             unsafe { free_host(memory) };
@@ -404,6 +590,16 @@ unsafe impl Driver for AscendDriver {
         memory::page_nodes(memory.address, memory.len)
     }
 
+    fn make_current(&self, device: usize) -> Result<()> {
+        self.enter(device)
+    }
+
+    fn device_memory(&self, device: usize) -> Result<Option<(u64, u64)>> {
+        self.enter(device)?;
+        let left = self.runtime.memory_left(self.id(device))?;
+        Ok(left.map(|(free, total)| (free as u64, total as u64)))
+    }
+
     fn device_alloc(&self, device: usize, len: usize) -> Result<RawDevice> {
         self.enter(device)?;
         let malloc = function!(self.runtime.acl, aclrtMalloc).map_err(missing)?;
@@ -412,8 +608,8 @@ unsafe impl Driver for AscendDriver {
         // * The pointer is to a live pointer of ours; this thread has the device's context.
         let code = unsafe { malloc(&raw mut address, len, abi::ACL_MEM_MALLOC_HUGE_FIRST) };
         let result = self.check("aclrtMalloc", code, device);
-        if let (Err(Error::Backend(error)), Some((free, total))) =
-            (&result, self.runtime.memory_left().filter(|_| code != 0))
+        if let Err(Error::Backend(error)) = &result
+            && let Ok(Some((free, total))) = self.runtime.memory_left(self.id(device))
         {
             let mut error = error.clone();
             let left = format!(
@@ -466,23 +662,41 @@ unsafe impl Driver for AscendDriver {
         }
     }
 
+    unsafe fn stream_borrow(&self, device: usize, stream: *mut c_void) -> Result<RawStream> {
+        self.enter(device)?;
+        // A handle that is none, or of another device, is found out here where the runtime looks.
+        let query = function!(self.runtime.acl, aclrtStreamQuery).map_err(missing)?;
+        let mut status: abi::aclrtStreamStatus = abi::ACL_STREAM_STATUS_RESERVED;
+        // SAFETY:
+        // * The caller vouches for the stream; the pointer is to a live value of ours.
+        let code = unsafe { query(stream, &raw mut status) };
+        self.check("aclrtStreamQuery", code, device)?;
+        Ok(RawStream(Handle { address: stream, device }.into_raw()))
+    }
+
+    unsafe fn stream_return(&self, stream: RawStream) {
+        // SAFETY:
+        // * Forwarded to the caller: the handle is from `stream_borrow` and not used again.
+        let _: Handle = unsafe { Handle::take(stream.0) };
+    }
+
     unsafe fn stream_synchronize(
         &self,
         device: usize,
         stream: RawStream,
         timeout: Duration,
     ) -> Result<()> {
-        self.enter_again(device)?;
         let wait =
             function!(self.runtime.acl, aclrtSynchronizeStreamWithTimeout).map_err(missing)?;
         let bound = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1);
         // SAFETY:
         // * Forwarded to the caller: the stream is alive.
         let stream = unsafe { Handle::of(stream.0) };
-        // SAFETY:
-        // * The stream is alive, and this thread has its device's context.
-        let code = unsafe { wait(stream.address, bound) };
-        let mut result = self.check("aclrtSynchronizeStreamWithTimeout", code, device);
+        let mut result = self.with_context("aclrtSynchronizeStreamWithTimeout", device, || {
+            // SAFETY:
+            // * The stream is alive, and this thread has its device's context.
+            unsafe { wait(stream.address, bound) }
+        });
         if let Err(Error::Backend(error)) = &mut result
             && error.timed_out
         {
@@ -520,15 +734,15 @@ unsafe impl Driver for AscendDriver {
         // SAFETY:
         // * Forwarded to the caller: the event is alive.
         let event = unsafe { Handle::of(event.0) };
-        self.enter_again(event.device)?;
         // SAFETY:
         // * Forwarded to the caller: the stream is alive.
         let stream = unsafe { Handle::of(stream.0) };
         let record = function!(self.runtime.acl, aclrtRecordEvent).map_err(missing)?;
-        // SAFETY:
-        // * Both are alive, and this thread has their device's context.
-        let code = unsafe { record(event.address, stream.address) };
-        self.check("aclrtRecordEvent", code, event.device)
+        self.with_context("aclrtRecordEvent", event.device, || {
+            // SAFETY:
+            // * Both are alive, and this thread has their device's context.
+            unsafe { record(event.address, stream.address) }
+        })
     }
 
     unsafe fn event_elapsed_ns(&self, start: RawEvent, end: RawEvent) -> Result<f64> {
@@ -538,14 +752,14 @@ unsafe impl Driver for AscendDriver {
         // SAFETY:
         // * As above.
         let end = unsafe { Handle::of(end.0) };
-        self.enter_again(end.device)?;
         let elapsed = function!(self.runtime.acl, aclrtEventElapsedTime).map_err(missing)?;
-        let mut milliseconds = 0_f32;
-        // SAFETY:
-        // * Both events are alive, and the pointer is to a live number of ours.
-        let code = unsafe { elapsed(&raw mut milliseconds, start.address, end.address) };
-        self.check("aclrtEventElapsedTime", code, end.device)?;
-        Ok(f64::from(milliseconds) * 1e6)
+        let milliseconds = Cell::new(0_f32);
+        self.with_context("aclrtEventElapsedTime", end.device, || {
+            // SAFETY:
+            // * Both events are alive, and the pointer is to a live number of ours.
+            unsafe { elapsed(milliseconds.as_ptr(), start.address, end.address) }
+        })?;
+        Ok(f64::from(milliseconds.get()) * 1e6)
     }
 
     unsafe fn copy_async(
@@ -566,19 +780,48 @@ unsafe impl Driver for AscendDriver {
             // * The caller vouches for both sides, which nothing else accesses.
             return unsafe { self.copy(device_index, to, from, bytes, direction) };
         }
-        self.enter_again(device_index)?;
         let copy = function!(self.runtime.acl, aclrtMemcpyAsync).map_err(missing)?;
         // SAFETY:
         // * Forwarded to the caller: the stream is alive.
         let stream = unsafe { Handle::of(stream.0) };
+        let kind = kind_of(direction);
+        self.with_context("aclrtMemcpyAsync", device_index, || {
+            // SAFETY:
+            // * The caller vouches that both sides are alive and `bytes` long, that nothing else
+            //   accesses them until the stream is idle, and that all belong to this device, whose
+            //   context this thread has.
+            unsafe { copy(to.cast(), bytes, from.cast(), bytes, kind, stream.address) }
+        })
+    }
+
+    fn peer_open(&self, a: usize, b: usize) -> Result<()> {
+        // Held over both, so that no other thread asks the driver twice.
+        let mut enabled = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
+        self.enable_peer(a, b, &mut enabled)?;
+        self.enable_peer(b, a, &mut enabled)
+    }
+
+    unsafe fn copy_devices_async(&self, request: &DeviceCopy<'_>, stream: RawStream) -> Result<()> {
+        let DeviceCopy { source, source_index, target, target_index, bytes, stream_index } =
+            *request;
+        let copy = function!(self.runtime.acl, aclrtMemcpyAsync).map_err(missing)?;
         // SAFETY:
-        // * The caller vouches that both sides are alive and `bytes` long, that nothing else
-        //   accesses them until the stream is idle, and that all belong to this device, whose
-        //   context this thread has.
-        let code = unsafe {
-            copy(to.cast(), bytes, from.cast(), bytes, kind_of(direction), stream.address)
-        };
-        self.check("aclrtMemcpyAsync", code, device_index)
+        // * Forwarded to the caller: the stream is alive.
+        let stream = unsafe { Handle::of(stream.0) };
+        let (to, from): (*mut c_void, *const c_void) =
+            (target.address.cast(), source.address.cast_const().cast());
+        let kind = abi::ACL_MEMCPY_DEVICE_TO_DEVICE;
+        let result = self.with_context("aclrtMemcpyAsync", stream_index, || {
+            // SAFETY:
+            // * The caller vouches that both memories are alive and `bytes` long, and that nothing
+            //   else accesses them until the stream is idle; this thread has the context of the
+            //   stream's device.
+            unsafe { copy(to, bytes, from, bytes, kind, stream.address) }
+        });
+        match (self.id(source_index), self.id(target_index)) {
+            (Some(a), Some(b)) if a != b => result.map_err(|error| about_peer(error, a, b)),
+            _ => result,
+        }
     }
 
     unsafe fn write_tags(&self, side: RawSide<'_>, pattern: &TagPattern) -> Result<()> {
@@ -735,6 +978,18 @@ mod tests {
         let pattern = TagPattern { seed: 5, bytes: 64 << 20, full: false };
         let (groups, _) = gathered(&pattern, 56);
         assert!(groups <= 256, "{groups}");
+    }
+
+    #[test]
+    fn old_kernels_register_no_pages_of_ours() {
+        for release in ["5.11.0", "5.15.0-91-generic", "6.6.0-28.oe2403.aarch64", "10.1"] {
+            assert!(registers_own_pages(release), "{release}");
+        }
+        let old =
+            ["5.10.0-60.18.0.50.oe2203.aarch64", "4.19.90-2003.4.0.0036.oe1", "5.9", "3.10.0"];
+        for release in old.into_iter().chain(["", "of unknown version"]) {
+            assert!(!registers_own_pages(release), "{release}");
+        }
     }
 
     #[test]

@@ -166,6 +166,9 @@ pub(crate) struct CommonArgs {
     /// example 2%; at most 20 blocks.
     #[arg(long, env = "CLUSTER_HEALTH_CI", value_name = "W")]
     ci: Option<String>,
+    /// Smallest difference that counts as a fault.
+    #[arg(long, env = "CLUSTER_HEALTH_MIN_EFFECT", default_value = "3%", value_name = "P")]
+    min_effect: String,
     /// Order of the points; sequential exists only to reproduce old runs.
     #[arg(long, env = "CLUSTER_HEALTH_ORDER", value_enum, default_value_t = OrderArg::Blocks)]
     order: OrderArg,
@@ -288,6 +291,7 @@ macro_rules! with_common {
             .warmup(common.warmup)
             .repeats(common.repeats)
             .ci(ci)
+            .min_effect(parse_ratio("--min-effect", &common.min_effect)?)
             .order(match common.order {
                 OrderArg::Blocks => Order::Blocks,
                 OrderArg::Sequential => Order::Sequential,

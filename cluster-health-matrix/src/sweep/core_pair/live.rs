@@ -5,16 +5,19 @@
 //! start at, after the last one the times. All of it goes through the control board, beside the
 //! device's own collectives.
 
+use std::collections::BTreeMap;
+
 use cluster_health_core::rank::{Board, RankGroup};
+use cluster_health_core::timer::Batch;
 use cluster_health_core::{
-    BackendKind, Binding, ByteSize, Communicator, CpuId, DataType, DeviceBuffer, Machine, Stream,
-    TagPattern,
+    BackendKind, Binding, ByteSize, Communicator, CpuId, DataType, DeviceBuffer, EventTimer,
+    Machine, Stream, TagPattern,
 };
 
 use super::{PairRunner, PlannedPair, ran_on};
 use crate::error::{Error, Result};
 use crate::plan::CorePairPlan;
-use crate::samples::{DataCheck, PointStatus, Sample};
+use crate::samples::{DataCheck, PointStatus, Sample, Timer};
 use crate::sweep::engine::{Stage, point_tags};
 use crate::sweep::warmup::{Verdict, Warmup};
 
@@ -44,6 +47,29 @@ const WARMED: u32 = 4;
 const START: u32 = 5;
 const TIMES: u32 = 6;
 const END: u32 = 7;
+const CLOCK: u32 = 8;
+
+/// One iteration (a batch of all-gathers where the devices' clock is coarse) on this rank.
+#[derive(Debug, Clone, Copy)]
+struct Time {
+    start: u64,
+    /// By the host's clock, the whole batch.
+    host: u64,
+    /// One all-gather by the device's clock; 0 without one.
+    device: f64,
+}
+
+/// What became of the timed iterations.
+enum Timed {
+    Good,
+    /// The ranks started too far apart.
+    Skewed,
+    /// With another batch, agreed now.
+    Again,
+}
+
+/// In place of a batch: the devices' clock is too coarse for this size.
+const BY_HOST: u32 = 0;
 
 /// Whether live ranks can be had on this machine.
 ///
@@ -71,12 +97,18 @@ pub(super) struct LivePair<'a> {
     stream: Stream,
     send: DeviceBuffer,
     receive: DeviceBuffer,
+    /// Where events carry the device's own time.
+    timer: Option<EventTimer>,
+    /// The coarser of both ranks' clocks, nanoseconds.
+    resolution_ns: f64,
+    /// All-gathers between two events, by bytes; the same on both ranks.
+    batches: BTreeMap<usize, u32>,
     binding: Option<Binding>,
     bound: Option<CpuId>,
     /// Both ranks' CPUs at the last point.
     last: Option<[CpuId; 2]>,
-    /// Start and duration of this rank's iterations.
-    times: Vec<(u64, u64)>,
+    /// This rank's iterations.
+    times: Vec<Time>,
     /// Reused for every message.
     message: Vec<u8>,
     /// Writing and comparing tags, so far.
@@ -103,7 +135,7 @@ impl<'a> LivePair<'a> {
             Error::invalid("--device-pair", format!("device {id} does not exist"))
         })?;
         let largest = plan.largest().bytes();
-        let control = Board::new(group, CONTROL_TAG)?;
+        let mut control = Board::new(group, CONTROL_TAG)?;
         let mut communicator = Communicator::new(group, &device)?;
         control.set_timeout(plan.timeout());
         communicator.set_timeout(plan.timeout());
@@ -114,6 +146,18 @@ impl<'a> LivePair<'a> {
         // a plan without warm-up.
         let (count, bytes) = (ByteSize(largest).as_len()?, DataType::UInt8);
         communicator.all_gather(&send, &mut receive, count, bytes, &stream)?;
+        let timer = if machine.has_device_events() {
+            Some(EventTimer::new(&stream, plan.timeout())?)
+        } else {
+            None
+        };
+        let own = timer.as_ref().and_then(EventTimer::resolution_ns).unwrap_or(0.0);
+        let mut resolution_ns = own;
+        control.exchange(CLOCK, &own.to_bits().to_ne_bytes(), |rank, message| {
+            expect(rank, message.kind, CLOCK)?;
+            resolution_ns = resolution_ns.max(f64::from_bits(word(message.bytes, 0)));
+            Ok(())
+        })?;
         Ok(Self {
             machine,
             plan,
@@ -123,11 +167,14 @@ impl<'a> LivePair<'a> {
             stream,
             send,
             receive,
+            timer,
+            resolution_ns,
+            batches: BTreeMap::new(),
             binding: None,
             bound: None,
             last: None,
             times: Vec::with_capacity(plan.iters as usize),
-            message: Vec::with_capacity(CHUNK * 16),
+            message: Vec::with_capacity(8 + CHUNK * 24),
             check_ns: 0,
             stopped: false,
         })
@@ -188,18 +235,25 @@ impl<'a> LivePair<'a> {
         Ok((!reasons.is_empty()).then(|| reasons.join("; ")))
     }
 
-    /// One all-gather; its start and duration here.
+    /// One all-gather, or a batch of them; its start and duration here.
     #[inline]
-    fn all_gather(&mut self, bytes: usize) -> Result<(u64, u64)> {
+    fn all_gather(&mut self, bytes: usize, batch: u32) -> Result<Time> {
+        let (send, receive, stream) = (&self.send, &mut self.receive, &self.stream);
         let start = self.machine.now_ns();
-        self.communicator.all_gather(
-            &self.send,
-            &mut self.receive,
-            bytes,
-            DataType::UInt8,
-            &self.stream,
-        )?;
-        Ok((start, self.machine.now_ns() - start))
+        match self.timer.as_mut().filter(|_| batch != BY_HOST) {
+            None => {
+                let u8 = DataType::UInt8;
+                self.communicator.all_gather(send, receive, bytes, u8, stream)?;
+                Ok(Time { start, host: self.machine.now_ns() - start, device: 0.0 })
+            }
+            Some(timer) => {
+                timer.set_batch(batch);
+                let u8 = DataType::UInt8;
+                self.communicator.timed_all_gather(send, receive, bytes, u8, stream, timer)?;
+                let host = self.machine.now_ns() - start;
+                Ok(Time { start, host, device: timer.nanoseconds()? })
+            }
+        }
     }
 
     fn warm_up(
@@ -218,7 +272,7 @@ impl<'a> LivePair<'a> {
             if !shared {
                 self.start_together()?;
             }
-            let (_, time) = self.all_gather(bytes)?;
+            let time = self.all_gather(bytes, 1)?.host;
             let mut slowest = 0;
             self.control.exchange(WARMED, &time.to_ne_bytes(), |rank, message| {
                 expect(rank, message.kind, WARMED)?;
@@ -255,31 +309,38 @@ impl<'a> LivePair<'a> {
         Ok(())
     }
 
-    /// The timed iterations of both ranks; true when the ranks started too far apart.
-    fn timed(&mut self, bytes: usize, shared: bool, sample: &mut Sample) -> Result<bool> {
+    /// The timed iterations of both ranks.
+    fn timed(&mut self, bytes: usize, shared: bool, sample: &mut Sample) -> Result<Timed> {
+        let batch = self.batches.get(&bytes).copied().unwrap_or(1);
         self.times.clear();
         for _ in 0..self.plan.iters {
             if !shared {
                 self.start_together()?;
             }
-            let time = self.all_gather(bytes)?;
+            let time = self.all_gather(bytes, batch)?;
             self.times.push(time);
         }
+        let by_events = self.timer.is_some() && batch != BY_HOST;
+        let operations = u64::from(batch.max(1));
         let running = self.binding.as_ref().and_then(|binding| binding.running_cpu().ok());
+        let mut host_ns = sample.host_iter_ns.take().unwrap_or_default();
+        host_ns.clear();
+        host_ns.resize(self.times.len(), 0);
         sample.iter_ns.clear();
         for times in rank_ns(sample).iter_mut() {
             times.clear();
         }
-        let mut skew = 0;
+        let (mut skew, mut shortest) = (0, f64::INFINITY);
         let mut index = 0;
         while index < self.times.len() || index == 0 {
             let end = (index + CHUNK).min(self.times.len());
             self.message.clear();
             let cpu = running.map_or(u64::MAX, |cpu| u64::from(cpu.0));
             self.message.extend_from_slice(&cpu.to_ne_bytes());
-            for (start, time) in &self.times[index..end] {
-                self.message.extend_from_slice(&start.to_ne_bytes());
-                self.message.extend_from_slice(&time.to_ne_bytes());
+            for time in &self.times[index..end] {
+                for word in [time.start, time.host, time.device.to_bits()] {
+                    self.message.extend_from_slice(&word.to_ne_bytes());
+                }
             }
             let mut starts = [(u64::MAX, 0_u64); CHUNK];
             self.control.exchange(TIMES, &self.message, |rank, message| {
@@ -289,11 +350,16 @@ impl<'a> LivePair<'a> {
                     note_cpu(list, cpu);
                 }
                 let Some(list) = rank_ns(sample).get_mut(rank) else { return Ok(()) };
-                for (place, (earliest, latest)) in (0..end - index).zip(&mut starts) {
-                    let start = word(message.bytes, 8 + place * 16);
+                let places = (0..end - index).zip(&mut starts).zip(&mut host_ns[index..end]);
+                for ((place, (earliest, latest)), slowest) in places {
+                    let start = word(message.bytes, 8 + place * 24);
                     *earliest = start.min(*earliest);
                     *latest = start.max(*latest);
-                    list.push(word(message.bytes, 16 + place * 16));
+                    let host = word(message.bytes, 16 + place * 24);
+                    *slowest = host.max(*slowest);
+                    let device = f64::from_bits(word(message.bytes, 24 + place * 24));
+                    shortest = device.min(shortest);
+                    list.push(if by_events { whole_ns(device) } else { host });
                 }
                 Ok(())
             })?;
@@ -308,8 +374,27 @@ impl<'a> LivePair<'a> {
             sample.iter_ns.push(slowest);
         }
         sample.skew_ns = Some(skew);
-        let fastest = sample.iter_ns.iter().min().copied().unwrap_or(0);
-        Ok(!shared && skew > SKEW_NS && to_f64(skew) > SKEW_SHARE * to_f64(fastest))
+        let fastest = host_ns.iter().min().copied().unwrap_or(0);
+        sample.timer = Timer::Host;
+        if by_events {
+            // Both ranks judge the same numbers.
+            let next = match EventTimer::judge(self.resolution_ns, batch, shortest) {
+                Batch::Enough if shortest > 0.0 => None,
+                Batch::More(more) => Some(more),
+                _ => Some(BY_HOST),
+            };
+            if let Some(next) = next {
+                self.batches.insert(bytes, next);
+                return Ok(Timed::Again);
+            }
+            for time in &mut host_ns {
+                *time /= operations;
+            }
+            sample.host_iter_ns = Some(host_ns);
+            sample.timer = if batch == 1 { Timer::Event } else { Timer::EventBatch };
+        }
+        let skewed = !shared && skew > SKEW_NS && to_f64(skew) > SKEW_SHARE * to_f64(fastest);
+        Ok(if skewed { Timed::Skewed } else { Timed::Good })
     }
 
     fn write_tags(&mut self, tags: Option<&[TagPattern; 2]>) -> Result<()> {
@@ -371,8 +456,12 @@ impl PairRunner for LivePair<'_> {
         let mut intact = sample.warmup_ns.is_empty() || self.arrived(warm_tags.as_ref(), bytes)?;
         self.write_tags(timed_tags.as_ref())?;
         let mut repeats = 0;
-        while self.timed(bytes, shared, sample)? && repeats < SKEW_REPEATS {
-            repeats += 1;
+        loop {
+            match self.timed(bytes, shared, sample)? {
+                Timed::Again => {}
+                Timed::Skewed if repeats < SKEW_REPEATS => repeats += 1,
+                Timed::Skewed | Timed::Good => break,
+            }
         }
         intact &= self.arrived(timed_tags.as_ref(), bytes)?;
         let mut spoilt = Vec::new();
@@ -460,4 +549,15 @@ fn note_cpu(list: &mut Vec<CpuId>, cpu: CpuId) {
 #[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
 fn to_f64(nanoseconds: u64) -> f64 {
     nanoseconds as f64
+}
+
+/// Nanoseconds of a device's clock as a sample holds them.
+fn whole_ns(nanoseconds: f64) -> u64 {
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the cast saturates, and negative or undefined times become 0"
+    )]
+    let whole = nanoseconds.round() as u64;
+    whole
 }

@@ -16,16 +16,18 @@ use ndarray::{Array3, ArrayView2, ArrayView3};
 use self::synthetic::SyntheticRanks;
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Points, RunClock, check_recalled, drive, mark_implausible, reset,
+    Accounts, Course, Extent, Points, RunClock, check_recalled, core_of, drive, mark_implausible,
+    reset,
 };
 use super::warmup::Best;
+use crate::analysis::Table;
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, pair_axes};
 use crate::matrix::{CellStatus, Matrix};
 use crate::observer::Observer;
-use crate::plan::CorePairPlan;
+use crate::plan::{CorePairPlan, Order};
 use crate::samples::{PointStatus, RanOn, Sample, Sweep};
-use crate::schedule::{PairSchedule, PlannedPoint};
+use crate::schedule::{Cell, PairSchedule, PlannedPoint};
 
 /// Ranks of a pair; n in the formulas below.
 const RANKS: f64 = 2.0;
@@ -169,11 +171,20 @@ pub(crate) fn core_pair_in(
         plan.rank1_cpus.iter().map(|cpu| cpu.0).collect(),
         |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
     );
+    let axes = (rows.clone(), columns.clone());
+    let core_of = |cpu| core_of(machine, cpu);
+    let mut table = Table::new(Sweep::CorePair, "idle", plan.sizes.clone(), axes, core_of);
     let mut estimates = Estimates::new(Sweep::CorePair, "idle", plan.sizes.clone(), rows, columns);
     let mut schedule = PairSchedule::new(plan, machine, course.first_seq);
     let mut pairs = Pairs::new(machine, plan, ranks);
-    let blocks = (plan.repeats, plan.ci);
-    let end = drive(&mut pairs, &mut schedule, blocks, &mut estimates, course)?;
+    let extent = Extent {
+        repeats: plan.repeats,
+        ci: plan.ci,
+        confirm: (plan.order == Order::Blocks).then_some(plan.min_effect),
+        seed: plan.seed,
+    };
+    let gathered = (&mut estimates, &mut table);
+    let end = drive(&mut pairs, &mut schedule, extent, gathered, course)?;
     Ok(CorePairMatrix { matrix: estimates.into_matrix(), end })
 }
 
@@ -197,7 +208,8 @@ pub(crate) trait PairRunner {
     /// that was measured before empty, and one empty list per rank in `rank_ns` and `ran_on`. The
     /// runner sets `t_ns` to the start of the point on its own clock, `status`, `reason` and
     /// `check`, `settled` and `bind_ns` where they are not true and 0, and fills `iter_ns`,
-    /// `rank_ns`, `warmup_ns`, `skew_ns` and `ran_on`.
+    /// `rank_ns`, `warmup_ns`, `skew_ns` and `ran_on`; with device events also `timer` and
+    /// `host_iter_ns`.
     ///
     /// # Errors
     /// When the run cannot go on: a rank is dead, lost or does not answer in time. A point that
@@ -290,22 +302,28 @@ impl<'a> Pairs<'a> {
     }
 
     /// Notes how fast the cell of a measured point can be.
-    fn note(&mut self, point: &PlannedPoint, fastest: u64) {
+    fn note(&mut self, point: &PlannedPoint, settled: bool, fastest: u64) {
         let (class, cell) = self.place(point);
         let cells = self.plan.cells();
         let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(KINSHIPS, cells));
+        best.ended(class, settled);
         best.note(class, cell, fastest);
     }
 }
 
-/// The fastest all-gather of a measured point, timed or not.
+/// The fastest all-gather of a measured point, timed or not, by the host's clock: that is the one
+/// that warm-ups are timed with.
 fn fastest(sample: &Sample) -> Option<u64> {
     let measured = sample.status == PointStatus::Measured;
-    let times = sample.warmup_ns.iter().chain(&sample.iter_ns);
+    let times = sample.warmup_ns.iter().chain(sample.host_times());
     times.min().copied().filter(|_| measured)
 }
 
 impl Points for Pairs<'_> {
+    fn is_usable(&self, cell: Cell) -> bool {
+        self.plan.unusable(cell.row, cell.column).is_none()
+    }
+
     fn prepare(&mut self) -> Result<()> {
         let began = self.machine.now_ns();
         self.runner = Some(match self.machine.synthetic_pair() {
@@ -326,7 +344,7 @@ impl Points for Pairs<'_> {
         let cpus = self.cpus(point);
         check_recalled(point, sample, (cpus[0].0, cpus[1].0))?;
         if let Some(fastest) = fastest(sample) {
-            self.note(point, fastest);
+            self.note(point, sample.settled, fastest);
         }
         Ok(())
     }
@@ -369,7 +387,7 @@ impl Points for Pairs<'_> {
         mark_implausible(sample, self.plan.expect);
         self.accounts.add(sample, began, ended);
         if let Some(fastest) = fastest(&self.sample) {
-            self.note(point, fastest);
+            self.note(point, self.sample.settled, fastest);
         }
         Ok(&self.sample)
     }

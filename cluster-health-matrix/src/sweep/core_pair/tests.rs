@@ -380,3 +380,15 @@ fn blocks_are_added_for_cells_that_need_them() {
     assert_eq!((count(0), count(1)), (16, 16));
     assert!(count(blocks - 1) < 16);
 }
+
+#[test]
+fn pairs_are_as_fast_as_the_clock_of_their_warm_ups_saw_them() {
+    let mut sample = Sample::new(0, Sweep::CorePair, ByteSize(8));
+    sample.warmup_ns = vec![900, 700];
+    sample.iter_ns = vec![600, 800];
+    assert_eq!(fastest(&sample), Some(600));
+    // By the devices' own clock no warm-up, timed by the host's, would ever come near.
+    sample.iter_ns = vec![10, 12];
+    sample.host_iter_ns = Some(vec![650, 800]);
+    assert_eq!(fastest(&sample), Some(650));
+}

@@ -317,6 +317,16 @@ api! {
         kind: *mut i32,
     ) -> i32;
     fn dcmi_get_card_id_device_id_from_phyid(card: *mut i32, chip: *mut i32, phy: u32) -> i32;
+    fn dcmiv2_init() -> i32;
+    fn dcmiv2_get_device_list(list: *mut i32, count: *mut i32, len: i32) -> i32;
+    fn dcmiv2_get_device_health(device: i32, health: *mut u32) -> i32;
+    fn dcmiv2_get_device_utilization_rate(device: i32, kind: i32, percent: *mut u32) -> i32;
+    fn dcmiv2_get_device_proc_mem_info(
+        device: i32,
+        list: *mut [ProcMem; 32],
+        count: *mut i32,
+    ) -> i32;
+    fn dcmiv2_get_dev_id_by_chip_phy_id(phy: u32, device: *mut u32) -> i32;
     fn aclCreateTensor(
         dims: *const i64,
         count: u64,

@@ -59,3 +59,42 @@ fn processes_are_the_configured_and_our_own() {
     assert_eq!(sim.dcmi_get_device_resource_info(0, 0, &raw mut list, &raw mut count), 0);
     assert_eq!(count, 0);
 }
+
+#[test]
+fn second_generation_of_names_is_by_logic_id_and_for_newer_chips() {
+    let settings = [
+        ("DEVICES", "3"),
+        ("PHY", "4,1,6"),
+        ("SOC", "Ascend950PR"),
+        ("HEALTH", "6=3"),
+        ("UTILIZATION", "6=12"),
+        ("PROCESSES", "6=77:2M"),
+        ("HBM", "16G"),
+        ("HBM_USED", "1G"),
+    ];
+    let sim = Sim::new(&settings);
+    let (mut device, mut health) = (0, 9);
+    assert_eq!(sim.dcmiv2_get_device_health(2, &raw mut health), -8012);
+    assert_eq!((sim.dcmi_init(), sim.dcmiv2_init()), (0, 0));
+    assert_eq!(sim.dcmi_get_device_health(0, 0, &raw mut health), -8255);
+    assert_eq!(sim.dcmiv2_get_dev_id_by_chip_phy_id(6, &raw mut device), 0);
+    assert_eq!(device, 2);
+    assert_eq!(sim.dcmiv2_get_dev_id_by_chip_phy_id(5, &raw mut device), -8008);
+    assert_eq!(sim.dcmiv2_get_device_health(2, &raw mut health), 0);
+    assert_eq!(health, 3);
+    assert_eq!(sim.dcmiv2_get_device_health(3, &raw mut health), -8008);
+    let mut percent = 0;
+    assert_eq!(sim.dcmiv2_get_device_utilization_rate(2, 2, &raw mut percent), 0);
+    assert_eq!(percent, 12);
+    let (mut list, mut count) = ([ProcMem::default(); 32], -1);
+    assert_eq!(sim.dcmiv2_get_device_proc_mem_info(2, &raw mut list, &raw mut count), 0);
+    assert_eq!((count, list[0]), (1, ProcMem { pid: 77, bytes: 2 << 20 }));
+    let (mut devices, mut found) = ([-1; 64], 0);
+    assert_eq!(sim.dcmiv2_get_device_list(devices.as_mut_ptr(), &raw mut found, 64), 0);
+    assert_eq!((found, &devices[..3]), (3, &[0, 1, 2][..]));
+
+    let older = Sim::new(&[]);
+    assert_eq!((older.dcmi_init(), older.dcmiv2_init()), (0, 0));
+    assert_eq!(older.dcmiv2_get_device_health(0, &raw mut health), -8255);
+    assert_eq!(older.dcmi_get_device_health(0, 0, &raw mut health), 0);
+}

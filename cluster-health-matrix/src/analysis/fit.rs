@@ -1,0 +1,451 @@
+//! Rows, columns, classes and time of one size, fitted together by robust backfitting.
+//!
+//! ln t = μ + row + column + class + time(seq) + steps of single devices + rest. Rows and columns
+//! are quantiles on the fast side, so that a slow rectangle that covers most of a row leaves the
+//! row's own level alone; time is a running median in the order of measurement, which randomised
+//! orders make independent of the cells.
+
+use super::table::{Kinship, Table};
+
+/// From this time on (in order of measurement) a device's time changed by `delta` (logarithm).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceStep {
+    pub(crate) col: usize,
+    pub(crate) seq: u32,
+    pub(crate) delta: f64,
+}
+
+/// The fit of one size.
+#[derive(Debug, Clone)]
+pub(crate) struct Fit {
+    pub(crate) mu: f64,
+    /// Deviations, logarithm of time: positive is slow. Their medians are 0.
+    pub(crate) row: Vec<f64>,
+    pub(crate) col: Vec<f64>,
+    /// By [`Kinship`].
+    pub(crate) class: [f64; 3],
+    /// Positions in the table's points, in order of measurement.
+    pub(crate) which: Vec<u32>,
+    /// Effect of time on each of `which`.
+    pub(crate) time: Vec<f32>,
+    pub(crate) steps: Vec<DeviceStep>,
+    /// Where (by seq) the time of everything changed for good or for long.
+    pub(crate) cuts: Vec<u32>,
+    /// Standard deviation of a point about the fit, robust.
+    pub(crate) point_sd: f64,
+    /// Of a visit's level about its row's; of a point for pairs.
+    pub(crate) visit_sd: f64,
+}
+
+/// Rounds of backfitting.
+const ROUNDS: usize = 5;
+
+/// The quantile of a group of so many: the faster part, see the module. Of two the faster one.
+fn fast_quantile(count: usize) -> f64 {
+    match count {
+        0..=2 => 0.0,
+        3..=4 => 0.25,
+        _ => 0.35,
+    }
+}
+
+/// Quantile of values in any order, linear between them; NaN of none.
+pub(crate) fn quantile(values: &mut [f64], q: f64) -> f64 {
+    let Some(last) = values.len().checked_sub(1) else { return f64::NAN };
+    let position = q * last as f64;
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 <= position <= last"
+    )]
+    let below = position.floor() as usize;
+    let (_, low, rest) = values.select_nth_unstable_by(below, f64::total_cmp);
+    let low = *low;
+    let fraction = position - below as f64;
+    if fraction <= 0.0 {
+        return low;
+    }
+    let high = rest.iter().copied().fold(f64::INFINITY, f64::min);
+    low + (high - low) * fraction
+}
+
+pub(crate) fn middle(values: &mut [f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// Robust standard deviation: 1.4826 × the median absolute deviation from `center`.
+pub(crate) fn robust_sd(values: &[f64], center: f64) -> f64 {
+    let mut deviations: Vec<f64> = values.iter().map(|value| (value - center).abs()).collect();
+    1.4826 * middle(&mut deviations)
+}
+
+/// Positions of members of each group, one after another.
+struct Groups {
+    start: Vec<u32>,
+    members: Vec<u32>,
+}
+
+impl Groups {
+    fn new(count: usize, of: impl Iterator<Item = Option<usize>> + Clone) -> Self {
+        let mut start = vec![0_u32; count + 1];
+        for group in of.clone().flatten() {
+            start[group + 1] += 1;
+        }
+        for at in 0..count {
+            start[at + 1] += start[at];
+        }
+        let mut next = start.clone();
+        let mut members = vec![0; start[count] as usize];
+        for (at, group) in (0_u32..).zip(of) {
+            if let Some(group) = group {
+                members[next[group] as usize] = at;
+                next[group] += 1;
+            }
+        }
+        Self { start, members }
+    }
+
+    fn of(&self, group: usize) -> &[u32] {
+        &self.members[self.start[group] as usize..self.start[group + 1] as usize]
+    }
+}
+
+/// Cells that tell nothing about their rows and columns.
+pub(crate) type Mask<'a> = &'a dyn Fn(usize, usize) -> bool;
+
+/// Fits the points of one size; `None` when there are none. With a mask, rows and columns are
+/// medians of the cells outside of it.
+pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<Fit> {
+    let [rows, cols] = table.shape();
+    let is_pair = table.sweep.is_pair();
+    let which: Vec<u32> = (0_u32..)
+        .zip(&table.obs)
+        .filter(|(_, obs)| usize::from(obs.size) == size)
+        .map(|(at, _)| at)
+        .collect();
+    let obs = |at: u32| &table.obs[which[at as usize] as usize];
+    let count = u32::try_from(which.len()).ok()?;
+    let block = |at: u32| {
+        let is_masked =
+            |row, col| mask.is_some_and(|mask| mask(usize::from(row), usize::from(col)));
+        Some(obs(at)).filter(|obs| obs.is_block() && !is_masked(obs.row, obs.col))
+    };
+    let level_quantile = |count| if mask.is_some() { 0.5 } else { fast_quantile(count) };
+    let by_row = Groups::new(rows, (0..count).map(|at| block(at).map(|obs| usize::from(obs.row))));
+    let by_col = Groups::new(cols, (0..count).map(|at| block(at).map(|obs| usize::from(obs.col))));
+    if by_row.members.is_empty() {
+        return None;
+    }
+    let kinship: Vec<Kinship> = (0..count)
+        .map(|at| table.kinship(usize::from(obs(at).row), usize::from(obs(at).col)))
+        .collect();
+    let mut kin = [Vec::new(), Vec::new()];
+    for at in 0..count {
+        match kinship[at as usize] {
+            _ if !obs(at).is_block() => {}
+            Kinship::Strangers => {}
+            Kinship::Siblings => kin[0].push(at),
+            Kinship::SameCpu => kin[1].push(at),
+        }
+    }
+    let bins = bins(table, &which);
+    let mut fit = Fit {
+        mu: 0.0,
+        row: vec![0.0; rows],
+        col: vec![0.0; cols],
+        class: [0.0; 3],
+        time: vec![0.0; which.len()],
+        steps: Vec::new(),
+        cuts: Vec::new(),
+        point_sd: 0.0,
+        visit_sd: 0.0,
+        which: Vec::new(),
+    };
+    let mut scratch = Vec::new();
+    let ln: Vec<f64> = (0..count).map(|at| f64::from(obs(at).ln)).collect();
+    scratch.extend(by_row.members.iter().map(|&at| ln[at as usize]));
+    fit.mu = middle(&mut scratch);
+    let mut rest = vec![0.0; which.len()];
+    // What is left of each point; updated after each step.
+    let update = |fit: &Fit, rest: &mut Vec<f64>| {
+        for at in 0..count {
+            let (place, obs) = (at as usize, obs(at));
+            let steps: f64 = fit
+                .steps
+                .iter()
+                .filter(|step| step.col == usize::from(obs.col) && obs.seq >= step.seq)
+                .map(|step| step.delta)
+                .sum();
+            rest[place] = ln[place]
+                - fit.mu
+                - fit.row[usize::from(obs.row)]
+                - fit.col[usize::from(obs.col)]
+                - fit.class[kinship[place] as usize]
+                - f64::from(fit.time[place])
+                - steps;
+        }
+    };
+    for round in 0..ROUNDS {
+        update(&fit, &mut rest);
+        for (col, level) in fit.col.iter_mut().enumerate() {
+            let members = by_col.of(col);
+            scratch.clear();
+            scratch.extend(members.iter().map(|&at| rest[at as usize]));
+            if !scratch.is_empty() {
+                *level += quantile(&mut scratch, level_quantile(rows));
+            }
+        }
+        fit.mu += center(&mut fit.col, |col| !by_col.of(col).is_empty());
+        for time in &mut fit.time {
+            *time = 0.0;
+        }
+        update(&fit, &mut rest);
+        let levels: Vec<f64> = bins
+            .iter()
+            .map(|bin| {
+                scratch.clear();
+                scratch.extend(bin.clone().map(|at| rest[at]));
+                let q = if is_pair { 0.5 } else { level_quantile(cols).max(0.25) };
+                quantile(&mut scratch, q)
+            })
+            .collect();
+        let (levels, cuts) = smooth(&levels);
+        fit.cuts =
+            cuts.into_iter().map(|bin| table.obs[which[bins[bin].start] as usize].seq).collect();
+        for (bin, level) in bins.iter().zip(levels) {
+            for at in bin.clone() {
+                #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
+                let level = level as f32;
+                fit.time[at] = level;
+            }
+        }
+        update(&fit, &mut rest);
+        for (row, level) in fit.row.iter_mut().enumerate() {
+            let members = by_row.of(row);
+            if members.is_empty() {
+                continue;
+            }
+            if is_pair {
+                scratch.clear();
+                scratch.extend(members.iter().map(|&at| rest[at as usize]));
+                *level += quantile(&mut scratch, level_quantile(cols));
+            } else {
+                let mut levels =
+                    visit_levels(members, &rest, |at| obs(at).visit, level_quantile(cols));
+                *level += middle(&mut levels);
+            }
+        }
+        fit.mu += center(&mut fit.row, |row| !by_row.of(row).is_empty());
+        for (class, members) in [(Kinship::Siblings, &kin[0]), (Kinship::SameCpu, &kin[1])] {
+            update(&fit, &mut rest);
+            scratch.clear();
+            scratch.extend(members.iter().map(|&at| rest[at as usize]));
+            if !scratch.is_empty() {
+                fit.class[class as usize] += middle(&mut scratch);
+            }
+        }
+        if round + 2 < ROUNDS && !is_pair && cols > 1 {
+            update(&fit, &mut rest);
+            fit.steps.extend(device_steps(&by_col, &rest, cols, |at| obs(at).seq));
+        }
+    }
+    update(&fit, &mut rest);
+    let blocks: Vec<f64> = by_row.members.iter().map(|&at| rest[at as usize]).collect();
+    fit.point_sd = robust_sd(&blocks, middle(&mut blocks.clone()));
+    fit.visit_sd = if is_pair {
+        fit.point_sd
+    } else {
+        // A row's level is one of its visits': deviations from it would be too small.
+        let mut differences = Vec::new();
+        for row in 0..rows {
+            let q = level_quantile(cols);
+            let levels = visit_levels(by_row.of(row), &rest, |at| obs(at).visit, q);
+            differences.extend(levels.windows(2).map(|pair| pair[1] - pair[0]));
+        }
+        if differences.is_empty() {
+            robust_sd(&fit.row, 0.0)
+        } else {
+            robust_sd(&differences, 0.0) / std::f64::consts::SQRT_2
+        }
+    };
+    fit.which = which;
+    Some(fit)
+}
+
+/// Shifts the levels of groups that have members to a median of 0 and returns by how much.
+fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
+    let mut present: Vec<f64> =
+        (0..levels.len()).filter(|&at| has_members(at)).map(|at| levels[at]).collect();
+    let shift = middle(&mut present);
+    if shift.is_nan() {
+        return 0.0;
+    }
+    levels.iter_mut().for_each(|level| *level -= shift);
+    shift
+}
+
+/// The level of each visit among these points of a row, which come in order of measurement.
+fn visit_levels(members: &[u32], rest: &[f64], visit: impl Fn(u32) -> u32, q: f64) -> Vec<f64> {
+    members
+        .chunk_by(|a, b| visit(*a) == visit(*b))
+        .map(|points| {
+            let mut values: Vec<f64> = points.iter().map(|&at| rest[at as usize]).collect();
+            quantile(&mut values, q)
+        })
+        .collect()
+}
+
+/// Neighbours in time that count as one: the points of a visit, or a few pairs.
+fn bins(table: &Table, which: &[u32]) -> Vec<std::ops::Range<usize>> {
+    let mut bins = Vec::new();
+    let width = match which.len() {
+        0..=400 => 1,
+        401..=4000 => 4,
+        _ => 8,
+    };
+    let visit = |at: usize| table.obs[which[at] as usize].visit;
+    let mut start = 0;
+    for at in 1..=which.len() {
+        let ends = at == which.len()
+            || if table.sweep.is_pair() { at - start == width } else { visit(at) != visit(start) };
+        if ends {
+            bins.push(start..at);
+            start = at;
+        }
+    }
+    bins
+}
+
+/// Neighbours on each side that tell the level of the time between them.
+const NEAR: usize = 3;
+
+/// What time does to a series of levels: steps, a slow trend, and where neighbours leave both
+/// together, their level. A value never takes part in its own neighbourhood.
+fn smooth(levels: &[f64]) -> (Vec<f64>, Vec<usize>) {
+    let count = levels.len();
+    let mut time = vec![0.0; count];
+    let mut cuts = Vec::new();
+    segments(levels, &mut time, 0, MOST_SEGMENTS, &mut cuts);
+    cuts.sort_unstable();
+    if count < 2 * NEAR + 2 {
+        return (time, cuts);
+    }
+    let flat: Vec<f64> = levels.iter().zip(&time).map(|(level, time)| level - time).collect();
+    let trend = trend(&flat);
+    let around: Vec<f64> = flat.iter().zip(&trend).map(|(level, trend)| level - trend).collect();
+    let sd = robust_sd(&around, 0.0);
+    // Of a median of six, with 3 of its standard errors.
+    let least = 3.0 * 1.25 * sd / (2.0 * NEAR as f64).sqrt();
+    let mut near = Vec::with_capacity(2 * NEAR);
+    for at in 0..count {
+        let from = at.saturating_sub(NEAR).min(count - 2 * NEAR - 1);
+        near.clear();
+        near.extend((from..=from + 2 * NEAR).filter(|other| *other != at).map(|at| around[at]));
+        let level = middle(&mut near);
+        time[at] += trend[at] + if level.abs() > least { level } else { 0.0 };
+    }
+    (time, cuts)
+}
+
+/// Steps that a series is cut at, at most.
+const MOST_SEGMENTS: usize = 4;
+
+/// Adds to `time` the level of each stretch between the steps of a series, which are noted in
+/// `cuts`.
+fn segments(levels: &[f64], time: &mut [f64], first: usize, most: usize, cuts: &mut Vec<usize>) {
+    match step(levels, 3).filter(|_| most > 0) {
+        Some((at, _)) => {
+            cuts.push(first + at);
+            let (before, after) = time.split_at_mut(at);
+            segments(&levels[..at], before, first, most - 1, cuts);
+            segments(&levels[at..], after, first + at, most - 1, cuts);
+        }
+        None => {
+            let level = middle(&mut levels.to_vec());
+            time.iter_mut().for_each(|time| *time += level);
+        }
+    }
+}
+
+/// Running median over a tenth of the series, at least 15 values.
+fn trend(levels: &[f64]) -> Vec<f64> {
+    let count = levels.len();
+    let half = (count / 20).max(7);
+    let stride = (half / 4).max(1);
+    let mut window = Vec::with_capacity(2 * half + 1);
+    let knots: Vec<(usize, f64)> = (0..count)
+        .step_by(stride)
+        .map(|at| {
+            window.clear();
+            window.extend_from_slice(&levels[at.saturating_sub(half)..(at + half + 1).min(count)]);
+            (at, middle(&mut window))
+        })
+        .collect();
+    (0..count)
+        .map(|at| {
+            let (left, low) = knots[at / stride];
+            match knots.get(at / stride + 1) {
+                Some((_, high)) => low + (high - low) * (at - left) as f64 / stride as f64,
+                None => low,
+            }
+        })
+        .collect()
+}
+
+/// Standard errors that a step of a device needs.
+const STEP_Z: f64 = 7.0;
+/// Smallest step of a device, logarithm of time.
+const LEAST_STEP: f64 = 0.015;
+
+fn device_steps(
+    by_col: &Groups,
+    rest: &[f64],
+    cols: usize,
+    seq: impl Fn(u32) -> u32,
+) -> Vec<DeviceStep> {
+    let mut steps = Vec::new();
+    for col in 0..cols {
+        let members = by_col.of(col);
+        let values: Vec<f64> = members.iter().map(|&at| rest[at as usize]).collect();
+        if let Some((at, delta)) = step(&values, 4) {
+            steps.push(DeviceStep { col, seq: seq(members[at]), delta });
+        }
+    }
+    steps
+}
+
+/// The most significant change of level of a series between stretches of at least `shortest`
+/// values: where it begins and by how much.
+pub(crate) fn step(values: &[f64], shortest: usize) -> Option<(usize, f64)> {
+    let count = values.len();
+    if count < 2 * shortest {
+        return None;
+    }
+    // From differences of neighbours, which a step hardly touches.
+    let differences: Vec<f64> = values.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let sd = (robust_sd(&differences, 0.0) / std::f64::consts::SQRT_2).max(1e-6);
+    let center = middle(&mut values.to_vec());
+    let spread = robust_sd(values, center).max(sd);
+    let clip = |value: f64| (value - center).clamp(-4.0 * spread, 4.0 * spread);
+    let total: f64 = values.iter().map(|&value| clip(value)).sum();
+    let mut before = 0.0;
+    let mut best = (0.0, 0);
+    for at in 1..count {
+        before += clip(values[at - 1]);
+        if at < shortest || count - at < shortest {
+            continue;
+        }
+        let (left, right) = (at as f64, (count - at) as f64);
+        let z = ((total - before) / right - before / left).abs()
+            / (sd * (1.0 / left + 1.0 / right).sqrt());
+        if z > best.0 {
+            best = (z, at);
+        }
+    }
+    let (z, at) = best;
+    if z < STEP_Z {
+        return None;
+    }
+    let delta = middle(&mut values[at..].to_vec()) - middle(&mut values[..at].to_vec());
+    (delta.abs() > LEAST_STEP && delta.abs() > 1.5 * sd).then_some((at, delta))
+}

@@ -1,0 +1,569 @@
+//! From suspicions and the visits that confirmed them to findings.
+
+use cluster_health_core::ByteSize;
+
+use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
+use super::finding::{Effect, Finding, Kind, Replicates};
+use super::fit::Fit;
+use super::suspect::{Shape, Suspect, axis_levels, normal_tail};
+use super::table::{Kinship, Table};
+use crate::samples::Sweep;
+
+/// Family-wise error of all structural findings of a run.
+const FAMILY_WISE_ERROR: f64 = 0.001;
+
+/// A confirmed shape.
+#[derive(Debug, Clone)]
+struct Confirmed {
+    shape: Shape,
+    /// By size, where it was confirmed.
+    by_size: Vec<Option<Estimate>>,
+    /// Position of the size that is reported.
+    size: usize,
+    threshold: f64,
+}
+
+impl Confirmed {
+    fn estimate(&self) -> Option<Estimate> {
+        self.by_size.get(self.size).copied().flatten()
+    }
+}
+
+/// Findings of a table whose suspects were visited again, and suspects that nobody visited.
+pub(crate) fn confirmed(
+    table: &Table,
+    fits: &[Option<Fit>],
+    suspects: &[Suspect],
+    min_effect: f64,
+) -> (Vec<Finding>, Vec<Suspect>) {
+    let mut tested: Vec<(f64, Confirmed)> = Vec::new();
+    let mut unvisited = Vec::new();
+    for suspect in suspects {
+        let views = || {
+            fits.iter()
+                .map(|fit| Some(SizeView { table, fit: fit.as_ref()?, min_effect, suspects }))
+        };
+        let mut suspect = suspect.clone();
+        // What only chance had added to a rectangle shows nothing now.
+        if let Some(view) = views().nth(suspect.size).flatten() {
+            view.prune(&mut suspect.shape);
+        }
+        if tested.iter().any(|(_, other)| other.shape == suspect.shape) {
+            continue;
+        }
+        let by_size: Vec<Option<Estimate>> =
+            views().map(|view| view?.estimate(&suspect.shape)).collect();
+        let thresholds = |size: usize| {
+            let Some(Some(fit)) = fits.get(size) else { return (f64::INFINITY, f64::INFINITY) };
+            thresholds_of(table, fit, &suspect.shape, min_effect)
+        };
+        // The largest size at which it shows.
+        let shows = |size: usize| {
+            by_size[size].is_some_and(|estimate| {
+                let signed = match suspect.shape {
+                    Shape::Lines { node: Some(_), .. } => estimate.effect.abs(),
+                    _ => estimate.effect,
+                };
+                let (threshold, bound) = thresholds(size);
+                !estimate.unsettled
+                    && signed > threshold
+                    && signed - 1.645 * estimate.noise > bound
+                    && estimate.seen >= needed(estimate.of)
+            })
+        };
+        if std::env::var_os("CH_DEBUG").is_some() {
+            eprintln!(
+                "test {:?} {:?} T {:?}",
+                suspect.shape,
+                by_size,
+                (0..by_size.len()).map(thresholds).collect::<Vec<_>>()
+            );
+        }
+        let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
+            unvisited.push(suspect.clone());
+            continue;
+        };
+        let size = (0..by_size.len()).rev().find(|&size| shows(size));
+        let p = by_size
+            .iter()
+            .flatten()
+            .map(|estimate| 2.0 * normal_tail(estimate.effect.abs() / estimate.noise))
+            .fold(1.0, f64::min);
+        // Every size is a try of its own.
+        let p = (p * by_size.iter().flatten().count() as f64).min(1.0);
+        let Some(size) = size else {
+            // It was tested, and counts among the candidates.
+            let confirmed = Confirmed {
+                shape: suspect.shape.clone(),
+                by_size,
+                size: largest,
+                threshold: f64::INFINITY,
+            };
+            tested.push((p, confirmed));
+            continue;
+        };
+        let (threshold, _) = thresholds(size);
+        tested.push((p, Confirmed { shape: suspect.shape.clone(), by_size, size, threshold }));
+    }
+    // Holm: the k-th smallest of m is compared with the level ÷ (m − k).
+    tested.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let count = tested.len();
+    let passed = tested
+        .iter()
+        .enumerate()
+        .take_while(|(rank, (p, _))| *p <= FAMILY_WISE_ERROR / (count - rank) as f64)
+        .count();
+    tested.truncate(passed);
+    let mut found: Vec<Confirmed> = tested
+        .into_iter()
+        .map(|(_, confirmed)| confirmed)
+        .filter(|confirmed| confirmed.threshold.is_finite())
+        .collect();
+    let shapes: Vec<Shape> = found.iter().map(|confirmed| confirmed.shape.clone()).collect();
+    found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
+    found.sort_by(|a, b| order(&a.shape).cmp(&order(&b.shape)));
+    let mut findings = Vec::new();
+    for mut group in group(found) {
+        join(&mut group, &mut unvisited);
+        findings.extend(describe(table, fits, &group));
+    }
+    (findings, unvisited)
+}
+
+/// Single lines that were not visited again, because there were too many or the blocks alone made
+/// them suspicious only now, are members of a confirmed group that has their effect.
+fn join(group: &mut Vec<Confirmed>, unvisited: &mut Vec<Suspect>) {
+    let Some(first) = group.first().cloned() else { return };
+    let Shape::Lines { axis, node: None, .. } = first.shape else { return };
+    unvisited.retain(|suspect| {
+        let Shape::Lines { axis: own, node: None, .. } = suspect.shape else { return true };
+        let Some(Some(estimate)) = first.by_size.get(suspect.size) else { return true };
+        let near = (estimate.effect - suspect.effect).abs();
+        let joins = own == axis
+            && suspect.effect > first.threshold
+            && near <= 0.015_f64.max(0.2 * estimate.effect);
+        if joins {
+            let by_size = vec![None; first.by_size.len()];
+            let (shape, threshold) = (suspect.shape.clone(), first.threshold);
+            group.push(Confirmed { shape, by_size, size: 0, threshold });
+        }
+        !joins
+    });
+}
+
+/// Visits that must show the effect.
+fn needed(of: usize) -> usize {
+    if of >= 6 { ROUNDS_SEEN } else { of.max(2) }
+}
+
+/// What an effect must exceed, and what the lower end of its interval must: the smallest effect that
+/// is a fault, and what healthy lines of this axis differ by.
+fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f64, f64) {
+    match shape {
+        Shape::Lines { axis, members, node } => {
+            let levels = axis_levels(table, fit, *axis, min_effect);
+            if node.is_some() {
+                let cores = (members.len() as f64 / 2.0).max(1.0).sqrt();
+                let threshold = min_effect.max(2.8 * levels.spread / cores);
+                (threshold, min_effect.max(HEALTHY_RANGE * levels.spread / cores))
+            } else {
+                (levels.threshold, min_effect.max(HEALTHY_RANGE * levels.spread))
+            }
+        }
+        Shape::Block { .. } | Shape::Class(_) => (min_effect, min_effect),
+    }
+}
+
+/// Healthy lines are within so many standard deviations of their spread.
+const HEALTHY_RANGE: f64 = 2.6;
+
+/// True for a rectangle inside another one.
+fn is_part(shape: &Shape, of: &Shape) -> bool {
+    let (Shape::Block { rows, cols }, Shape::Block { rows: of_rows, cols: of_cols }) = (shape, of)
+    else {
+        return false;
+    };
+    let inside = |few: &[usize], all: &[usize]| few.iter().all(|at| all.binary_search(at).is_ok());
+    shape != of && inside(rows, of_rows) && inside(cols, of_cols)
+}
+
+fn order(shape: &Shape) -> (u8, Vec<usize>) {
+    match shape {
+        Shape::Lines { axis, members, node: Some(_) } => (u8::from(*axis == 1), members.clone()),
+        Shape::Lines { axis, members, .. } => (2 + u8::from(*axis == 1), members.clone()),
+        Shape::Class(kinship) => (4 + *kinship as u8, Vec::new()),
+        Shape::Block { rows, cols } => (8, [rows.clone(), cols.clone()].concat()),
+    }
+}
+
+/// Shapes of one kind with one effect are one finding.
+fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
+    let mut groups: Vec<Vec<Confirmed>> = Vec::new();
+    let mut lines: [Vec<Confirmed>; 4] = Default::default();
+    for confirmed in found {
+        match &confirmed.shape {
+            Shape::Lines { axis, node, .. } => {
+                lines[axis * 2 + usize::from(node.is_some())].push(confirmed);
+            }
+            Shape::Block { .. } | Shape::Class(_) => groups.push(vec![confirmed]),
+        }
+    }
+    for mut members in lines {
+        let effect = |confirmed: &Confirmed| {
+            confirmed.by_size.iter().flatten().next().map_or(0.0, |e| e.effect)
+        };
+        members.sort_by(|a, b| effect(a).total_cmp(&effect(b)));
+        let mut current: Vec<Confirmed> = Vec::new();
+        for confirmed in members {
+            if current.last().is_some_and(|last| !alike(&last.by_size, &confirmed.by_size)) {
+                groups.push(std::mem::take(&mut current));
+            }
+            current.push(confirmed);
+        }
+        if !current.is_empty() {
+            groups.push(current);
+        }
+    }
+    groups
+}
+
+/// True when two lines have one effect at every size.
+fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>]) -> bool {
+    a.iter().zip(b).all(|(a, b)| match (a, b) {
+        (Some(a), Some(b)) => alike_effects(a.effect, b.effect),
+        _ => true,
+    })
+}
+
+fn alike_effects(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 0.05_f64.max(0.25 * a.abs().max(b.abs())) && a * b > 0.0
+}
+
+/// The mean effect of a group at one size, its standard error included.
+fn pooled(group: &[Confirmed], size: usize) -> Option<Estimate> {
+    let estimates: Vec<Estimate> = group
+        .iter()
+        .filter_map(|confirmed| confirmed.by_size.get(size).copied().flatten())
+        .collect();
+    let count = estimates.len() as f64;
+    let first = *estimates.first()?;
+    let mean = |of: &dyn Fn(&Estimate) -> f64| estimates.iter().map(of).sum::<f64>() / count;
+    // What the members share (the rest they are compared with) does not average out.
+    let shared = mean(&|e| e.se.powi(2) - e.noise.powi(2)).max(0.0);
+    let noise = mean(&|e| e.noise.powi(2)) / count;
+    Some(Estimate {
+        effect: mean(&|e| e.effect),
+        se: (noise + shared).sqrt(),
+        noise: noise.sqrt(),
+        seen: estimates.iter().map(|e| e.seen).min().unwrap_or(first.seen),
+        of: first.of,
+        rest_ns: first.rest_ns,
+        nominal_ns: first.nominal_ns,
+        unsettled: estimates.iter().all(|e| e.unsettled),
+    })
+}
+
+/// 95 % of a t distribution with about as many degrees of freedom as six visits give.
+const T95: f64 = 2.3;
+
+pub(crate) fn effect_of(effect: f64, se: f64) -> Effect {
+    Effect {
+        ratio: (-effect).exp(),
+        low: (-effect - T95 * se).exp(),
+        high: (-effect + T95 * se).exp(),
+    }
+}
+
+fn describe(table: &Table, fits: &[Option<Fit>], group: &[Confirmed]) -> Option<Finding> {
+    let first = group.first()?;
+    let size = group.iter().map(|confirmed| confirmed.size).max()?;
+    let mut finding = place(table, group)?;
+    let mut by_size: Vec<(ByteSize, Estimate)> = (0..fits.len())
+        .filter_map(|size| Some((table.sizes[size], pooled(group, size)?)))
+        .collect();
+    let (scales, extra_us) = growth(&by_size);
+    to_nominal(&mut by_size, scales);
+    let (_, estimate) = *by_size.iter().find(|(bytes, _)| *bytes == table.sizes[size])?;
+    finding.effect = Some(effect_of(estimate.effect, estimate.se));
+    finding.replicates = Some(Replicates {
+        seen: u32::try_from(estimate.seen).unwrap_or(0),
+        of: u32::try_from(estimate.of).unwrap_or(0),
+    });
+    finding.scales_with_bytes = scales;
+    finding.extra_us = extra_us;
+    for (bytes, estimate) in &by_size {
+        let Effect { ratio, low, high } = effect_of(estimate.effect, estimate.se);
+        let extra = estimate.nominal_ns * (estimate.effect.exp() - 1.0) / 1e3;
+        finding.facts.push(format!(
+            "{bytes}: × {ratio:.3} of the rest's rate (95 % interval {low:.3} to {high:.3}), \
+             {extra:+.1} µs per transfer; seen in {} of {} visits made to confirm it",
+            estimate.seen, estimate.of
+        ));
+    }
+    let of = fits.get(first.size).and_then(Option::as_ref)?;
+    finding.facts.push(format!(
+        "between visits {:.2} %, between points {:.2} % standard deviation at {}",
+        100.0 * of.visit_sd,
+        100.0 * of.point_sd,
+        table.sizes[first.size]
+    ));
+    explain(&mut finding);
+    Some(finding)
+}
+
+fn extra_ns(estimate: &Estimate) -> f64 {
+    estimate.rest_ns * (estimate.effect.exp() - 1.0)
+}
+
+/// Ratios as they are on the machine at its best: where time slowed everything before the
+/// confirmation, a fixed cost weighs less in it, and so does a slower link beside a cost per call.
+fn to_nominal(by_size: &mut [(ByteSize, Estimate)], scales: Option<bool>) {
+    let (Some((small_bytes, small)), Some((large_bytes, large)), Some(scales)) =
+        (by_size.first().copied(), by_size.last().copied(), scales)
+    else {
+        return;
+    };
+    let span = large_bytes.bytes() as f64 - small_bytes.bytes() as f64;
+    if span <= 0.0 {
+        return;
+    }
+    // The part of the rest's time that does not grow with the bytes.
+    let fixed = |small_ns: f64, large_ns: f64| {
+        let per_byte = (large_ns - small_ns) / span;
+        (small_ns - per_byte * small_bytes.bytes() as f64).clamp(0.0, 0.9 * small_ns)
+    };
+    let fixed_now = fixed(small.rest_ns, large.rest_ns);
+    let fixed_nominal = fixed(small.nominal_ns, large.nominal_ns);
+    for (_, estimate) in by_size {
+        if (estimate.rest_ns / estimate.nominal_ns).ln().abs() < 1e-9 {
+            continue;
+        }
+        let extra = extra_ns(estimate);
+        let nominal = if scales {
+            extra / (estimate.rest_ns - fixed_now) * (estimate.nominal_ns - fixed_nominal)
+        } else {
+            extra
+        };
+        let effect = (nominal / estimate.nominal_ns).max(-0.9).ln_1p();
+        let weight = if estimate.effect.abs() > 1e-6 { effect / estimate.effect } else { 1.0 };
+        estimate.se *= weight.abs().clamp(0.2, 5.0);
+        estimate.effect = effect;
+    }
+}
+
+/// Whether the extra time grows with the bytes, and how much it is when it does not.
+pub(crate) fn growth(by_size: &[(ByteSize, Estimate)]) -> (Option<bool>, Option<f64>) {
+    let (Some((small_bytes, small)), Some((large_bytes, large))) =
+        (by_size.first(), by_size.last())
+    else {
+        return (None, None);
+    };
+    if small_bytes == large_bytes {
+        return (None, None);
+    }
+    let ratio = small_bytes.bytes() as f64 / large_bytes.bytes() as f64;
+    let error = |e: &Estimate| e.rest_ns * e.effect.exp() * e.se;
+    let (low, high) = (extra_ns(small), extra_ns(large));
+    let (low_error, high_error) = (error(small), error(large));
+    let grows = (low - high * ratio).abs() / low_error.hypot(high_error * ratio);
+    let fixed = (low - high).abs() / low_error.hypot(high_error);
+    if grows.min(fixed) > 5.0 {
+        // Neither alone: both a slower link and a cost of its own, or something else.
+        let alpha = (low - high * ratio) / (1.0 - ratio);
+        return (Some(alpha < high / 2.0), None);
+    }
+    if (grows - fixed).abs() < 1.0 {
+        return (None, None);
+    }
+    if grows < fixed {
+        return (Some(true), None);
+    }
+    let (low_weight, high_weight) = (low_error.powi(-2), high_error.powi(-2));
+    let extra = (low * low_weight + high * high_weight) / (low_weight + high_weight);
+    (Some(false), Some(extra / 1e3))
+}
+
+fn ids(axis: &crate::matrix::Axis, positions: impl IntoIterator<Item = usize>) -> Vec<u32> {
+    let mut ids: Vec<u32> = positions.into_iter().map(|at| axis.ids[at]).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Kind and members of a group.
+fn place(table: &Table, group: &[Confirmed]) -> Option<Finding> {
+    let sweep = table.sweep;
+    let new = |kind| Finding::new(kind, Some(sweep), Some(&table.load));
+    let first = group.first()?;
+    Some(match &first.shape {
+        Shape::Lines { axis, node, .. } => {
+            let members = group.iter().flat_map(|confirmed| match &confirmed.shape {
+                Shape::Lines { members, .. } => members.clone(),
+                _ => Vec::new(),
+            });
+            let of = if *axis == 0 { &table.rows } else { &table.cols };
+            let ids = ids(of, members);
+            let mut finding = match (node, axis, sweep) {
+                (Some(_), ..) => {
+                    let mut finding = new(Kind::NumaEffect);
+                    finding.numa_nodes = group
+                        .iter()
+                        .filter_map(|confirmed| match confirmed.shape {
+                            Shape::Lines { node, .. } => node,
+                            _ => None,
+                        })
+                        .collect();
+                    finding.numa_nodes.sort_unstable();
+                    finding
+                }
+                (None, 0, Sweep::CorePair) => new(Kind::SlowRank0Core),
+                (None, _, Sweep::CorePair) => new(Kind::SlowRank1Core),
+                (None, 0, _) => new(Kind::SlowCore),
+                (None, ..) => new(Kind::SlowDevice),
+            };
+            match (axis, sweep) {
+                (0, Sweep::CorePair) => finding.rank0_cpus = ids,
+                (_, Sweep::CorePair) => finding.rank1_cpus = ids,
+                (0, _) => finding.cpus = ids,
+                _ => finding.devices = ids,
+            }
+            finding
+        }
+        Shape::Class(kinship) => new(match kinship {
+            Kinship::SameCpu => Kind::SameCore,
+            _ => Kind::SmtSibling,
+        }),
+        Shape::Block { rows, cols } => {
+            let mut finding =
+                new(if rows.len() * cols.len() == 1 { Kind::SlowCell } else { Kind::SlowBlock });
+            let rows = ids(&table.rows, rows.iter().copied());
+            let cols = ids(&table.cols, cols.iter().copied());
+            if sweep.is_pair() {
+                (finding.rank0_cpus, finding.rank1_cpus) = (rows, cols);
+            } else {
+                (finding.cpus, finding.devices) = (rows, cols);
+            }
+            finding
+        }
+    })
+}
+
+/// Inference and next step of a structural finding.
+pub(crate) fn explain(finding: &mut Finding) {
+    let nature = match finding.scales_with_bytes {
+        Some(true) => "The extra time grows with the bytes: a slower path, not a cost per call. ",
+        Some(false) => {
+            "The extra time is the same for all sizes: a cost per transfer, not a slow link. "
+        }
+        None => "",
+    };
+    let (cause, next) = match finding.kind {
+        Kind::SlowDevice => (
+            "The device's own link is slower from every core.",
+            "Check its PCIe or HCCS link width and speed, errors and temperature; swap slots if it \
+             stays with the device.",
+        ),
+        Kind::SlowCore | Kind::SlowRank0Core | Kind::SlowRank1Core => (
+            "These CPUs are slower than their neighbours on the same node.",
+            "Look for interrupts, isolated or throttled cores and processes pinned there; keep \
+             ranks off them meanwhile (placement.json).",
+        ),
+        Kind::NumaEffect => (
+            "The whole node differs: distance to the device or memory bandwidth, not single cores.",
+            "Prefer the faster node for the ranks of these devices; see placement.json.",
+        ),
+        Kind::SlowBlock => (
+            "Only this combination is slow: the way between them, not either end.",
+            "Check the interconnect between these CPUs and the other end.",
+        ),
+        Kind::SlowCell => (
+            "Only this one combination is slow.",
+            "Measure it again with --cpus and --devices of this cell and its neighbours.",
+        ),
+        Kind::SameCore => (
+            "Two ranks on one CPU take turns.",
+            "Give every rank a core of its own; a launcher that binds two ranks to one CPU shows so.",
+        ),
+        Kind::SmtSibling => (
+            "Two ranks on the SMT threads of one core share it.",
+            "Spread ranks over cores rather than threads.",
+        ),
+        _ => ("", ""),
+    };
+    finding.inference = format!("{nature}{cause}");
+    finding.next = next.to_owned();
+}
+
+/// Suspects that no visit confirmed, because the run ended before: no findings, but not nothing.
+pub(crate) fn unconfirmed(table: &Table, suspects: &[Suspect]) -> Option<Finding> {
+    if suspects.is_empty() {
+        return None;
+    }
+    let mut finding = Finding::new(Kind::Inconclusive, Some(table.sweep), Some(&table.load));
+    for suspect in suspects.iter().take(20) {
+        finding.facts.push(format!(
+            "{}: {:+.1} % of the rest's time in the blocks",
+            name(table, &suspect.shape),
+            100.0 * (suspect.effect.exp() - 1.0)
+        ));
+    }
+    finding.inference = format!(
+        "{} suspicions were not visited again: the largest of many estimates is large by chance, \
+         too.",
+        suspects.len()
+    );
+    finding.next = "Let the run come to its end (--resume), or measure again.".to_owned();
+    Some(finding)
+}
+
+fn name(table: &Table, shape: &Shape) -> String {
+    let list = |axis: &crate::matrix::Axis, members: &[usize]| {
+        let ids = ids(axis, members.iter().copied());
+        let shown: Vec<String> = ids.iter().take(16).map(ToString::to_string).collect();
+        let more = if ids.len() > 16 { ",…" } else { "" };
+        format!("{} {}{more}", axis.name, shown.join(","))
+    };
+    match shape {
+        Shape::Lines { axis: 0, members, .. } => list(&table.rows, members),
+        Shape::Lines { members, .. } => list(&table.cols, members),
+        Shape::Block { rows, cols } => {
+            format!("{} × {}", list(&table.rows, rows), list(&table.cols, cols))
+        }
+        Shape::Class(Kinship::SameCpu) => "both ranks on one CPU".to_owned(),
+        Shape::Class(_) => "ranks on SMT siblings".to_owned(),
+    }
+}
+
+/// How small an effect of each kind the blocks would have shown.
+pub(crate) fn power(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<String> {
+    let Some((size, Some(fit))) = fits.iter().enumerate().rfind(|(_, fit)| fit.is_some()) else {
+        return Vec::new();
+    };
+    let bytes = table.sizes[size];
+    let [rows, cols] = table.shape();
+    let mut lines = Vec::new();
+    for (axis, count) in [(0, rows), (1, cols)] {
+        if count < 2 {
+            continue;
+        }
+        let levels = axis_levels(table, fit, axis, min_effect);
+        let least = levels.threshold + 1.645 * levels.se;
+        let axis = if axis == 0 { &table.rows } else { &table.cols };
+        lines.push(format!(
+            "{} {bytes}, single {}: slower by {:.1} % or more",
+            table.sweep,
+            axis.name,
+            100.0 * (1.0 - (-least).exp())
+        ));
+    }
+    if rows > 1 && cols > 1 {
+        let se = super::suspect::residuals(table, fit).se;
+        let least = (4.0 * se).max(0.8 * min_effect).max(min_effect) + 1.645 * se;
+        lines.push(format!(
+            "{} {bytes}, single cells: slower by {:.1} % or more",
+            table.sweep,
+            100.0 * (1.0 - (-least).exp())
+        ));
+    }
+    lines
+}

@@ -1,0 +1,97 @@
+//! Judging: which differences are faults, which are artefacts of the measurement, and what was not
+//! tested.
+
+mod additive;
+mod artefact;
+mod confirm;
+mod evidence;
+mod finding;
+mod fit;
+mod judge;
+mod one_block;
+mod suspect;
+mod table;
+
+use std::path::Path;
+
+pub(crate) use evidence::{Axes, Evidence};
+pub use finding::{Diagnosis, Effect, Finding, Kind, Replicates, Verdict};
+pub(crate) use table::Table;
+
+use crate::error::Result;
+use crate::report::Report;
+use crate::schedule::{Cell, Random};
+
+/// Judges a result folder.
+///
+/// # Errors
+/// When its manifest or log cannot be read.
+pub fn diagnose_folder(dir: &Path) -> Result<Diagnosis> {
+    Ok(Report::read(dir)?.diagnosis)
+}
+
+/// A table in order of measurement with the fits of all its sizes.
+#[derive(Debug)]
+struct Fitted {
+    table: Table,
+    fits: Vec<Option<fit::Fit>>,
+    /// Costs per transfer that began at some time, taken out of the table.
+    additive: Vec<additive::Additive>,
+}
+
+impl Fitted {
+    fn new(mut table: Table) -> Self {
+        table.arrange();
+        let all = |table: &Table| -> Vec<Option<fit::Fit>> {
+            (0..table.sizes.len()).map(|size| fit::fit(table, size, None)).collect()
+        };
+        let mut fits = all(&table);
+        let additive = additive::find(&table, &fits);
+        if !additive.is_empty() {
+            additive::remove(&mut table, &additive);
+            fits = all(&table);
+        }
+        Self { table, fits, additive }
+    }
+
+    /// Fits again without the cells that suspicion singles out, which would shift the levels of
+    /// their rows and columns.
+    fn refit(&mut self, suspects: &[suspect::Suspect]) {
+        let [rows, cols] = self.table.shape();
+        let mut masked = vec![false; rows * cols];
+        for suspect in suspects {
+            if let suspect::Shape::Block { rows: in_rows, cols: in_cols } = &suspect.shape
+                && 2 * in_rows.len() <= rows
+                && 2 * in_cols.len() <= cols
+            {
+                for row in in_rows {
+                    in_cols.iter().for_each(|col| masked[row * cols + col] = true);
+                }
+            }
+        }
+        // A row or column that is hardly left is better known with them.
+        let left = |at: &mut dyn Iterator<Item = usize>, of: usize| {
+            4 * at.filter(|&at| !masked[at]).count() >= of
+        };
+        let row_left: Vec<bool> =
+            (0..rows).map(|row| left(&mut (row * cols..(row + 1) * cols), cols)).collect();
+        let col_left: Vec<bool> =
+            (0..cols).map(|col| left(&mut (0..rows).map(|row| row * cols + col), rows)).collect();
+        let mask =
+            |row: usize, col: usize| masked[row * cols + col] && row_left[row] && col_left[col];
+        self.fits =
+            (0..self.fits.len()).map(|size| fit::fit(&self.table, size, Some(&mask))).collect();
+    }
+}
+
+/// The confirming visits that the blocks of a table call for: the cells of each round.
+pub(crate) fn confirmation(
+    table: Table,
+    min_effect: f64,
+    seed: u64,
+    usable: &dyn Fn(usize, usize) -> bool,
+) -> Vec<Vec<Cell>> {
+    let Fitted { table, fits, .. } = Fitted::new(table);
+    let suspects = suspect::find(&table, &fits, min_effect);
+    confirm::rounds(&table, &suspects, usable, &mut Random::new(seed ^ 0x636f_6e66))
+}
