@@ -13,6 +13,7 @@ mod ascend_pairs;
 mod bad_input;
 mod commands;
 mod diagnose;
+mod compare;
 mod env;
 mod field_cases;
 mod folder;

@@ -93,13 +93,19 @@ impl Evidence {
                 .take(20)
                 .map(|(cpu, reason)| format!("CPU {cpu}: {reason}"))
                 .collect();
-            finding.inference = "The plan names CPUs that no thread of this run can be bound to.".to_owned();
+            finding.inference =
+                "The plan names CPUs that no thread of this run can be bound to.".to_owned();
             finding.next =
                 "Check the cpuset of the container or job, and CPUs that are offline.".to_owned();
             findings.push(finding);
         }
         for ((sweep, load), places) in &self.mismatches {
-            findings.push(corruption(*sweep, load, places, self.tables.get(&(*sweep, load.clone()))));
+            findings.push(corruption(
+                *sweep,
+                load,
+                places,
+                self.tables.get(&(*sweep, load.clone())),
+            ));
         }
         for ((sweep, load), places) in &self.implausible {
             findings.push(implausible(*sweep, load, places));
@@ -142,7 +148,8 @@ impl Evidence {
     fn unbindable(&mut self, manifest: &Manifest) {
         let plan = &manifest.plan;
         if let Some(plan) = &plan.h2d {
-            self.unbindable.extend(plan.unusable_cpus.iter().map(|(cpu, why)| (cpu.0, why.clone())));
+            self.unbindable
+                .extend(plan.unusable_cpus.iter().map(|(cpu, why)| (cpu.0, why.clone())));
         }
         if let Some(plan) = &plan.core_pair {
             for list in [&plan.unusable_rank0_cpus, &plan.unusable_rank1_cpus] {
@@ -211,8 +218,8 @@ fn implausible(sweep: Sweep, load: &str, places: &Places) -> Finding {
     finding.facts.extend(places.reason.clone());
     finding.inference =
         "The clock or the transfer is not what it seems; these points are in no matrix.".to_owned();
-    finding.next = "Check --expect, and whether the transfers are really made (--check full)."
-        .to_owned();
+    finding.next =
+        "Check --expect, and whether the transfers are really made (--check full).".to_owned();
     finding
 }
 

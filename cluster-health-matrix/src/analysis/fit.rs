@@ -126,14 +126,13 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
     let obs = |at: u32| &table.obs[which[at as usize] as usize];
     let count = u32::try_from(which.len()).ok()?;
     let block = |at: u32| {
-        let is_masked = |row, col| mask.is_some_and(|mask| mask(usize::from(row), usize::from(col)));
+        let is_masked =
+            |row, col| mask.is_some_and(|mask| mask(usize::from(row), usize::from(col)));
         Some(obs(at)).filter(|obs| obs.is_block() && !is_masked(obs.row, obs.col))
     };
     let level_quantile = |count| if mask.is_some() { 0.5 } else { fast_quantile(count) };
-    let by_row =
-        Groups::new(rows, (0..count).map(|at| block(at).map(|obs| usize::from(obs.row))));
-    let by_col =
-        Groups::new(cols, (0..count).map(|at| block(at).map(|obs| usize::from(obs.col))));
+    let by_row = Groups::new(rows, (0..count).map(|at| block(at).map(|obs| usize::from(obs.row))));
+    let by_col = Groups::new(cols, (0..count).map(|at| block(at).map(|obs| usize::from(obs.col))));
     if by_row.members.is_empty() {
         return None;
     }
@@ -211,7 +210,8 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
             })
             .collect();
         let (levels, cuts) = smooth(&levels);
-        fit.cuts = cuts.into_iter().map(|bin| table.obs[which[bins[bin].start] as usize].seq).collect();
+        fit.cuts =
+            cuts.into_iter().map(|bin| table.obs[which[bins[bin].start] as usize].seq).collect();
         for (bin, level) in bins.iter().zip(levels) {
             for at in bin.clone() {
                 #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
@@ -274,10 +274,8 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
 
 /// Shifts the levels of groups that have members to a median of 0 and returns by how much.
 fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
-    let mut present: Vec<f64> = (0..levels.len())
-        .filter(|&at| has_members(at))
-        .map(|at| levels[at])
-        .collect();
+    let mut present: Vec<f64> =
+        (0..levels.len()).filter(|&at| has_members(at)).map(|at| levels[at]).collect();
     let shift = middle(&mut present);
     if shift.is_nan() {
         return 0.0;
@@ -287,12 +285,7 @@ fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
 }
 
 /// The level of each visit among these points of a row, which come in order of measurement.
-fn visit_levels(
-    members: &[u32],
-    rest: &[f64],
-    visit: impl Fn(u32) -> u32,
-    q: f64,
-) -> Vec<f64> {
+fn visit_levels(members: &[u32], rest: &[f64], visit: impl Fn(u32) -> u32, q: f64) -> Vec<f64> {
     members
         .chunk_by(|a, b| visit(*a) == visit(*b))
         .map(|points| {
@@ -443,7 +436,8 @@ pub(crate) fn step(values: &[f64], shortest: usize) -> Option<(usize, f64)> {
             continue;
         }
         let (left, right) = (at as f64, (count - at) as f64);
-        let z = ((total - before) / right - before / left).abs() / (sd * (1.0 / left + 1.0 / right).sqrt());
+        let z = ((total - before) / right - before / left).abs()
+            / (sd * (1.0 / left + 1.0 / right).sqrt());
         if z > best.0 {
             best = (z, at);
         }

@@ -97,9 +97,8 @@ pub(crate) fn confirmed(
         fits.iter().map(|fit| Some(residuals(table, fit.as_ref()?))).collect();
     for suspect in suspects {
         let views = || {
-            fits.iter().map(|fit| {
-                Some(SizeView { table, fit: fit.as_ref()?, min_effect, suspects })
-            })
+            fits.iter()
+                .map(|fit| Some(SizeView { table, fit: fit.as_ref()?, min_effect, suspects }))
         };
         let mut suspect = suspect.clone();
         // What only chance had added to a rectangle shows nothing now.
@@ -135,7 +134,12 @@ pub(crate) fn confirmed(
             })
         };
         if std::env::var_os("CH_DEBUG").is_some() {
-            eprintln!("test {:?} {:?} T {:?}", suspect.shape, by_size, (0..by_size.len()).map(thresholds).collect::<Vec<_>>());
+            eprintln!(
+                "test {:?} {:?} T {:?}",
+                suspect.shape,
+                by_size,
+                (0..by_size.len()).map(thresholds).collect::<Vec<_>>()
+            );
         }
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
             unvisited.push(suspect.clone());
@@ -267,7 +271,9 @@ fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
         }
     }
     for mut members in lines {
-        let effect = |confirmed: &Confirmed| confirmed.by_size.iter().flatten().next().map_or(0.0, |e| e.effect);
+        let effect = |confirmed: &Confirmed| {
+            confirmed.by_size.iter().flatten().next().map_or(0.0, |e| e.effect)
+        };
         members.sort_by(|a, b| effect(a).total_cmp(&effect(b)));
         let mut current: Vec<Confirmed> = Vec::new();
         for confirmed in members {
@@ -297,8 +303,10 @@ fn alike_effects(a: f64, b: f64) -> bool {
 
 /// The mean effect of a group at one size, its standard error included.
 fn pooled(group: &[Confirmed], size: usize) -> Option<Estimate> {
-    let estimates: Vec<Estimate> =
-        group.iter().filter_map(|confirmed| confirmed.by_size.get(size).copied().flatten()).collect();
+    let estimates: Vec<Estimate> = group
+        .iter()
+        .filter_map(|confirmed| confirmed.by_size.get(size).copied().flatten())
+        .collect();
     let count = estimates.len() as f64;
     let first = *estimates.first()?;
     let mean = |of: &dyn Fn(&Estimate) -> f64| estimates.iter().map(of).sum::<f64>() / count;
