@@ -23,14 +23,8 @@ struct Confirmed {
     threshold: f64,
 }
 
-impl Confirmed {
-    fn estimate(&self) -> Option<Estimate> {
-        self.by_size.get(self.size).copied().flatten()
-    }
-}
-
 /// Gives a rectangle the rows and columns that its effect, as the confirming visits saw it, explains
-/// better than chance in the blocks of all sizes.
+/// better than chance in the blocks of all sizes. A single cell stays one.
 fn refine(
     shape: &mut Shape,
     all: [usize; 2],
@@ -38,6 +32,9 @@ fn refine(
     effects: &[Option<Estimate>],
 ) {
     let Shape::Block { rows, cols } = shape else { return };
+    if rows.len() * cols.len() == 1 {
+        return;
+    }
     let known: Vec<(&Residuals, f64)> = rests
         .iter()
         .zip(effects)
@@ -557,7 +554,20 @@ pub(crate) fn explain(finding: &mut Finding) {
 }
 
 /// Suspects that no visit confirmed, because the run ended before: no findings, but not nothing.
-pub(crate) fn unconfirmed(table: &Table, suspects: &[Suspect]) -> Option<Finding> {
+/// What only a fit with the confirming visits makes suspicious in a complete run is left out, unless
+/// it is far beyond its limit.
+pub(crate) fn unconfirmed(
+    table: &Table,
+    fits: &[Option<Fit>],
+    suspects: &[Suspect],
+    (min_effect, is_complete): (f64, bool),
+) -> Option<Finding> {
+    let is_large = |suspect: &&Suspect| {
+        let Some(Some(fit)) = fits.get(suspect.size) else { return false };
+        let (threshold, _) = thresholds_of(table, fit, &suspect.shape, min_effect);
+        !is_complete || suspect.effect.abs() > 2.0 * threshold.max(3.0 * fit.point_sd)
+    };
+    let suspects: Vec<&Suspect> = suspects.iter().filter(is_large).collect();
     if suspects.is_empty() {
         return None;
     }
@@ -596,14 +606,15 @@ fn name(table: &Table, shape: &Shape) -> String {
     }
 }
 
-/// How small an effect of each kind the blocks would have shown.
-pub(crate) fn power(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<String> {
+/// The smallest slowdown of each kind that the blocks would have shown with 95 % power, logarithm of
+/// the time.
+fn detectable(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<(String, f64)> {
     let Some((size, Some(fit))) = fits.iter().enumerate().rfind(|(_, fit)| fit.is_some()) else {
         return Vec::new();
     };
     let bytes = table.sizes[size];
     let [rows, cols] = table.shape();
-    let mut lines = Vec::new();
+    let mut kinds = Vec::new();
     for (axis, count) in [(0, rows), (1, cols)] {
         if count < 2 {
             continue;
@@ -611,21 +622,55 @@ pub(crate) fn power(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec
         let levels = axis_levels(table, fit, axis, min_effect);
         let least = levels.threshold + 1.645 * levels.se;
         let axis = if axis == 0 { &table.rows } else { &table.cols };
-        lines.push(format!(
-            "{} {bytes}, single {}: slower by {:.1} % or more",
-            table.sweep,
-            axis.name,
-            100.0 * (1.0 - (-least).exp())
-        ));
+        kinds.push((format!("{} {bytes}, single {}", table.sweep, axis.name), least));
     }
     if rows > 1 && cols > 1 {
         let se = residuals(table, fit).se;
-        let least = (4.0 * se).max(0.8 * min_effect).max(min_effect) + 1.645 * se;
-        lines.push(format!(
-            "{} {bytes}, single cells: slower by {:.1} % or more",
-            table.sweep,
-            100.0 * (1.0 - (-least).exp())
-        ));
+        let least = (4.0 * se).max(min_effect) + 1.645 * se;
+        kinds.push((format!("{} {bytes}, single cells", table.sweep), least));
     }
-    lines
+    kinds
+}
+
+fn percent_slower(effect: f64) -> f64 {
+    100.0 * (1.0 - (-effect).exp())
+}
+
+/// How small an effect of each kind the blocks would have shown.
+pub(crate) fn power(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<String> {
+    detectable(table, fits, min_effect)
+        .into_iter()
+        .map(|(kind, least)| format!("{kind}: slower by {:.1} % or more", percent_slower(least)))
+        .collect()
+}
+
+/// Whole rows or columns that are slower by less than this should not go unseen.
+const WANTED_POWER: f64 = 0.105;
+
+/// A finding when even large effects on whole rows or columns would not have been seen.
+pub(crate) fn underpowered(
+    table: &Table,
+    fits: &[Option<Fit>],
+    min_effect: f64,
+) -> Option<Finding> {
+    let blind: Vec<(String, f64)> = detectable(table, fits, min_effect)
+        .into_iter()
+        .filter(|(kind, least)| !kind.ends_with("cells") && *least > WANTED_POWER.max(3.0 * min_effect))
+        .collect();
+    if blind.is_empty() {
+        return None;
+    }
+    let mut finding = Finding::new(Kind::Underpowered, Some(table.sweep), Some(&table.load));
+    finding.facts = blind
+        .iter()
+        .map(|(kind, least)| {
+            format!("{kind}: only what is slower by {:.1} % or more shows", percent_slower(*least))
+        })
+        .collect();
+    finding.inference = "What is not reported here is not healthy: these visits vary too much, or \
+                         there are too few lines to compare."
+        .to_owned();
+    finding.next =
+        "Quiet the node, add blocks (--repeats) or more CPUs and devices to compare with.".to_owned();
+    Some(finding)
 }
