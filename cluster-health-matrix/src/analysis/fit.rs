@@ -417,6 +417,11 @@ fn device_steps(
 /// The most significant change of level of a series between stretches of at least `shortest`
 /// values: where it begins and by how much.
 pub(crate) fn step(values: &[f64], shortest: usize) -> Option<(usize, f64)> {
+    step_above(values, shortest, STEP_Z)
+}
+
+/// As [`step`], with so many standard errors.
+pub(crate) fn step_above(values: &[f64], shortest: usize, least_z: f64) -> Option<(usize, f64)> {
     let count = values.len();
     if count < 2 * shortest {
         return None;
@@ -443,7 +448,7 @@ pub(crate) fn step(values: &[f64], shortest: usize) -> Option<(usize, f64)> {
         }
     }
     let (z, at) = best;
-    if z < STEP_Z {
+    if z < least_z {
         return None;
     }
     let delta = middle(&mut values[at..].to_vec()) - middle(&mut values[..at].to_vec());

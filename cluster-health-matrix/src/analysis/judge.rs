@@ -4,7 +4,7 @@ use cluster_health_core::ByteSize;
 
 use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates};
-use super::fit::Fit;
+use super::fit::{self, Fit};
 use super::suspect::{Residuals, Shape, Suspect, axis_levels, normal_tail, residuals};
 use super::table::{Kinship, Table};
 use crate::samples::Sweep;
@@ -110,8 +110,9 @@ pub(crate) fn confirmed(
         if tested.iter().any(|(_, other)| other.shape == suspect.shape) {
             continue;
         }
-        let by_size: Vec<Option<Estimate>> =
+        let mut by_size: Vec<Option<Estimate>> =
             views().map(|view| view?.estimate(&suspect.shape)).collect();
+        reconcile(table, &mut by_size);
         let thresholds = |size: usize| {
             let Some(Some(fit)) = fits.get(size) else { return (f64::INFINITY, f64::INFINITY) };
             thresholds_of(table, fit, &suspect.shape, min_effect)
@@ -138,11 +139,14 @@ pub(crate) fn confirmed(
                 (0..by_size.len()).map(thresholds).collect::<Vec<_>>()
             );
         }
+        let is_step = fits.get(suspect.size).and_then(Option::as_ref).is_some_and(|fit| {
+            came_with_time(table, fit, &suspect.shape, suspect.effect)
+        });
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
             unvisited.push(suspect.clone());
             continue;
         };
-        let size = (0..by_size.len()).rev().find(|&size| shows(size));
+        let size = (0..by_size.len()).rev().find(|&size| !is_step && shows(size));
         let p = by_size
             .iter()
             .flatten()
@@ -210,6 +214,62 @@ fn join(group: &mut Vec<Confirmed>, unvisited: &mut Vec<Suspect>) {
     });
 }
 
+/// Largest disagreement of two sizes with one explanation of both, squared standard errors.
+const AGREE: f64 = 6.0;
+
+/// Where one cost per byte, or one per transfer, explains the smallest and the largest size, both
+/// sizes tell it together, and better than each alone.
+fn reconcile(table: &Table, by_size: &mut [Option<Estimate>]) {
+    let mut present = by_size.iter().enumerate().filter_map(|(size, e)| Some((size, (*e)?)));
+    let (Some((first, small)), Some((last, large))) = (present.next(), present.next_back()) else {
+        return;
+    };
+    let ratio = table.sizes[first].bytes() as f64 / table.sizes[last].bytes() as f64;
+    let error = |e: &Estimate| e.rest_ns * e.effect.exp() * e.noise;
+    // As costs of the largest size: a cost per byte and one per transfer.
+    let explain = |scale: f64| {
+        let (low, low_error) = (extra_ns(&small) / scale, error(&small) / scale);
+        let (high, high_error) = (extra_ns(&large), error(&large));
+        let (low_weight, high_weight) = (low_error.powi(-2), high_error.powi(-2));
+        let both = (low * low_weight + high * high_weight) / (low_weight + high_weight);
+        let misfit = (low - high).powi(2) / (low_error.powi(2) + high_error.powi(2));
+        (misfit, both)
+    };
+    let (grows, fixed) = (explain(ratio), explain(1.0));
+    let (scale, (misfit, extra)) =
+        if grows.0 < fixed.0 { (ratio, grows) } else { (1.0, fixed) };
+    if misfit > AGREE {
+        return;
+    }
+    for (size, scale) in [(first, scale), (last, 1.0)] {
+        let Some(estimate) = &mut by_size[size] else { continue };
+        let share = (extra * scale / estimate.rest_ns).max(-0.9);
+        // The sizes of one visit share its noise: the errors stay as they are.
+        estimate.effect = share.ln_1p();
+    }
+}
+
+/// True for a device that was as fast as the others at first: what began with time is no property of
+/// it.
+fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool {
+    let Shape::Lines { axis: 1, members, .. } = shape else { return false };
+    if table.sweep.is_pair() {
+        return false;
+    }
+    let levels: Vec<f64> = fit
+        .which
+        .iter()
+        .zip(&fit.time)
+        .map(|(&at, &time)| (&table.obs[at as usize], f64::from(time)))
+        .filter(|(obs, _)| members.contains(&usize::from(obs.col)))
+        .map(|(obs, time)| f64::from(obs.ln) - fit.mu - fit.row[usize::from(obs.row)] - time)
+        .collect();
+    let Some((at, delta)) = fit::step_above(&levels, 3, 4.5) else { return false };
+    let before = fit::middle(&mut levels[..at].to_vec());
+    let after = fit::middle(&mut levels[at..].to_vec());
+    delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
+}
+
 /// Visits that must show the effect.
 fn needed(of: usize) -> usize {
     if of >= 6 { ROUNDS_SEEN } else { of.max(2) }
@@ -234,7 +294,7 @@ fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f
 }
 
 /// Healthy lines are within so many standard deviations of their spread.
-const HEALTHY_RANGE: f64 = 2.6;
+const HEALTHY_RANGE: f64 = 2.7;
 
 /// True for a rectangle inside another one.
 fn is_part(shape: &Shape, of: &Shape) -> bool {
@@ -295,7 +355,8 @@ fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>]) -> bool {
 }
 
 fn alike_effects(a: f64, b: f64) -> bool {
-    (a - b).abs() <= 0.05_f64.max(0.25 * a.abs().max(b.abs())) && a * b > 0.0
+    let opposite = a * b < 0.0 && a.abs().max(b.abs()) > 0.04;
+    (a - b).abs() <= 0.05_f64.max(0.25 * a.abs().max(b.abs())) && !opposite
 }
 
 /// The mean effect of a group at one size, its standard error included.
@@ -323,7 +384,7 @@ fn pooled(group: &[Confirmed], size: usize) -> Option<Estimate> {
 }
 
 /// 95 % of a t distribution with about as many degrees of freedom as six visits give.
-const T95: f64 = 2.3;
+const T95: f64 = 2.6;
 
 pub(crate) fn effect_of(effect: f64, se: f64) -> Effect {
     Effect {
@@ -624,7 +685,7 @@ fn detectable(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<(Stri
         let axis = if axis == 0 { &table.rows } else { &table.cols };
         kinds.push((format!("{} {bytes}, single {}", table.sweep, axis.name), least));
     }
-    if rows > 1 && cols > 1 {
+    if rows > 2 && cols > 2 {
         let se = residuals(table, fit).se;
         let least = (4.0 * se).max(min_effect) + 1.645 * se;
         kinds.push((format!("{} {bytes}, single cells", table.sweep), least));

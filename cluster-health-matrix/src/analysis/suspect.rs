@@ -409,7 +409,8 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
             found.push(Suspect { shape: Shape::Class(kinship), effect, size: 0 });
         }
     }
-    if rows > 1 && cols > 1 {
+    // With two lines the other one alone would tell what a cell should be.
+    if rows > 2 && cols > 2 {
         let known: Vec<Shape> = found.iter().map(|suspect| suspect.shape.clone()).collect();
         found.extend(rectangles(table, rest, &known, min_effect));
     }
@@ -456,7 +457,7 @@ fn split_partial(
         let present = (0..across).filter(|&at| profile(line, at).is_finite()).count();
         let healthy = present - slow_part.len();
         let expected = present as f64 * normal_tail(0.55 * level / rest.se);
-        if across >= 2
+        if across > 2
             && healthy as f64 > 0.06 * present as f64 + 2.0 * expected + 3.0 * expected.sqrt()
         {
             partial.push((line, slow_part));
