@@ -244,7 +244,8 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
                 fit.class[class as usize] += middle(&mut scratch);
             }
         }
-        if round + 2 < ROUNDS && !is_pair && cols > 1 {
+        // Not before rows and time are known from each other.
+        if round > 0 && round + 2 < ROUNDS && !is_pair && cols > 1 {
             update(&fit, &mut rest);
             fit.steps.extend(device_steps(&by_col, &rest, cols, |at| obs(at).seq));
         }

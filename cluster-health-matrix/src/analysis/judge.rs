@@ -186,7 +186,11 @@ pub(crate) fn confirmed(
     found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
     found.sort_by(|a, b| order(&a.shape).cmp(&order(&b.shape)));
     let mut findings = Vec::new();
-    for mut group in group(found) {
+    let spread = [0, 1].map(|axis| {
+        let fit = fits.iter().rev().flatten().next();
+        fit.map_or(0.0, |fit| axis_levels(table, fit, axis, min_effect).spread)
+    });
+    for mut group in group(found, spread) {
         join(&mut group, &mut unvisited);
         findings.extend(describe(table, fits, &group));
     }
@@ -316,7 +320,7 @@ fn order(shape: &Shape) -> (u8, Vec<usize>) {
 }
 
 /// Shapes of one kind with one effect are one finding.
-fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
+fn group(found: Vec<Confirmed>, spread: [f64; 2]) -> Vec<Vec<Confirmed>> {
     let mut groups: Vec<Vec<Confirmed>> = Vec::new();
     let mut lines: [Vec<Confirmed>; 4] = Default::default();
     for confirmed in found {
@@ -327,14 +331,17 @@ fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
             Shape::Block { .. } | Shape::Class(_) => groups.push(vec![confirmed]),
         }
     }
-    for mut members in lines {
+    for (at, mut members) in lines.into_iter().enumerate() {
+        let healthy = 4.0 * spread[at / 2];
         let effect = |confirmed: &Confirmed| {
             confirmed.by_size.iter().flatten().next().map_or(0.0, |e| e.effect)
         };
         members.sort_by(|a, b| effect(a).total_cmp(&effect(b)));
         let mut current: Vec<Confirmed> = Vec::new();
         for confirmed in members {
-            if current.last().is_some_and(|last| !alike(&last.by_size, &confirmed.by_size)) {
+            let is_apart =
+                |last: &Confirmed| !alike(&last.by_size, &confirmed.by_size, healthy);
+            if current.last().is_some_and(is_apart) {
                 groups.push(std::mem::take(&mut current));
             }
             current.push(confirmed);
@@ -346,17 +353,18 @@ fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
     groups
 }
 
-/// True when two lines have one effect at every size.
-fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>]) -> bool {
+/// True when two lines have one effect at every size, as far as healthy lines are alike.
+fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>], healthy: f64) -> bool {
     a.iter().zip(b).all(|(a, b)| match (a, b) {
-        (Some(a), Some(b)) => alike_effects(a.effect, b.effect),
+        (Some(a), Some(b)) => {
+            let (a_effect, b_effect) = (a.effect, b.effect);
+            let opposite = a_effect * b_effect < 0.0 && a_effect.abs().max(b_effect.abs()) > 0.04;
+            let largest = a_effect.abs().max(b_effect.abs());
+            let gap = (0.2 * largest).max(healthy).max(0.03).max(3.0 * a.noise.hypot(b.noise));
+            (a_effect - b_effect).abs() <= gap && !opposite
+        }
         _ => true,
     })
-}
-
-fn alike_effects(a: f64, b: f64) -> bool {
-    let opposite = a * b < 0.0 && a.abs().max(b.abs()) > 0.04;
-    (a - b).abs() <= 0.05_f64.max(0.25 * a.abs().max(b.abs())) && !opposite
 }
 
 /// The mean effect of a group at one size, its standard error included.
