@@ -127,7 +127,7 @@ pub(crate) fn confirmed(
                 let (threshold, bound) = thresholds(size);
                 !estimate.unsettled
                     && signed > threshold
-                    && signed - 1.645 * estimate.noise > bound
+                    && signed - 2.0 * estimate.noise > bound
                     && estimate.seen >= needed(estimate.of)
             })
         };
@@ -147,6 +147,13 @@ pub(crate) fn confirmed(
             continue;
         };
         let size = (0..by_size.len()).rev().find(|&size| !is_step && shows(size));
+        // Once it is sure at one size, the largest one at which it is no trifle is reported.
+        let size = size.map(|size| {
+            let counts = |other: &usize| {
+                by_size[*other].is_some_and(|estimate| estimate.effect.abs() > min_effect)
+            };
+            (size..by_size.len()).rev().find(counts).unwrap_or(size)
+        });
         let p = by_size
             .iter()
             .flatten()
@@ -298,7 +305,7 @@ fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f
 }
 
 /// Healthy lines are within so many standard deviations of their spread.
-const HEALTHY_RANGE: f64 = 2.7;
+const HEALTHY_RANGE: f64 = 3.0;
 
 /// True for a rectangle inside another one.
 fn is_part(shape: &Shape, of: &Shape) -> bool {
