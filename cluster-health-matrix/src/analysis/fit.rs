@@ -209,7 +209,8 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
                 quantile(&mut scratch, q)
             })
             .collect();
-        let (levels, cuts) = smooth(&levels);
+        // Before rows are known, a few slow ones together look like a disturbance.
+        let (levels, cuts) = smooth(&levels, round > 0);
         fit.cuts =
             cuts.into_iter().map(|bin| table.obs[which[bins[bin].start] as usize].seq).collect();
         for (bin, level) in bins.iter().zip(levels) {
@@ -247,6 +248,18 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
         // Not before rows and time are known from each other.
         if round > 0 && round + 2 < ROUNDS && !is_pair && cols > 1 {
             update(&fit, &mut rest);
+            // Against the others of the same visit: what time does to all of them is no step.
+            let mut start = 0;
+            for at in 1..=count {
+                if at == count || obs(at).visit != obs(start).visit {
+                    let visit = &mut rest[start as usize..at as usize];
+                    if visit.len() >= 4 {
+                        let level = middle(&mut visit.to_vec());
+                        visit.iter_mut().for_each(|rest| *rest -= level);
+                    }
+                    start = at;
+                }
+            }
             fit.steps.extend(device_steps(&by_col, &rest, cols, |at| obs(at).seq));
         }
     }
@@ -322,13 +335,13 @@ const NEAR: usize = 3;
 
 /// What time does to a series of levels: steps, a slow trend, and where neighbours leave both
 /// together, their level. A value never takes part in its own neighbourhood.
-fn smooth(levels: &[f64]) -> (Vec<f64>, Vec<usize>) {
+fn smooth(levels: &[f64], with_trend: bool) -> (Vec<f64>, Vec<usize>) {
     let count = levels.len();
     let mut time = vec![0.0; count];
     let mut cuts = Vec::new();
     segments(levels, &mut time, 0, MOST_SEGMENTS, &mut cuts);
     cuts.sort_unstable();
-    if count < 2 * NEAR + 2 {
+    if count < 2 * NEAR + 2 || !with_trend {
         return (time, cuts);
     }
     let flat: Vec<f64> = levels.iter().zip(&time).map(|(level, time)| level - time).collect();

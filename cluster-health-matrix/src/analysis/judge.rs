@@ -49,9 +49,9 @@ fn refine(
         known
             .iter()
             .map(|(rest, effect)| {
-                let cells = across.iter().map(|&at| {
-                    if axis == 0 { rest.at(line, at) } else { rest.at(at, line) }
-                });
+                let cells = across
+                    .iter()
+                    .map(|&at| if axis == 0 { rest.at(line, at) } else { rest.at(at, line) });
                 let limit = effect + 4.0 * rest.se;
                 cells
                     .filter(|value| value.is_finite())
@@ -66,9 +66,8 @@ fn refine(
         for axis in [0, 1] {
             let (members, across) = if axis == 0 { (&*rows, &*cols) } else { (&*cols, &*rows) };
             let odds = ((all[axis] - members.len()) as f64 / members.len() as f64).max(1.0);
-            let chosen: Vec<usize> = (0..all[axis])
-                .filter(|&line| evidence(axis, line, across) > odds.ln())
-                .collect();
+            let chosen: Vec<usize> =
+                (0..all[axis]).filter(|&line| evidence(axis, line, across) > odds.ln()).collect();
             if chosen.is_empty() || chosen.len() == all[axis] {
                 return;
             }
@@ -131,17 +130,10 @@ pub(crate) fn confirmed(
                     && estimate.seen >= needed(estimate.of)
             })
         };
-        if std::env::var_os("CH_DEBUG").is_some() {
-            eprintln!(
-                "test {:?} {:?} T {:?}",
-                suspect.shape,
-                by_size,
-                (0..by_size.len()).map(thresholds).collect::<Vec<_>>()
-            );
-        }
-        let is_step = fits.get(suspect.size).and_then(Option::as_ref).is_some_and(|fit| {
-            came_with_time(table, fit, &suspect.shape, suspect.effect)
-        });
+        let is_step = fits
+            .get(suspect.size)
+            .and_then(Option::as_ref)
+            .is_some_and(|fit| came_with_time(table, fit, &suspect.shape, suspect.effect));
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
             unvisited.push(suspect.clone());
             continue;
@@ -191,7 +183,7 @@ pub(crate) fn confirmed(
         .collect();
     let shapes: Vec<Shape> = found.iter().map(|confirmed| confirmed.shape.clone()).collect();
     found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
-    found.sort_by(|a, b| order(&a.shape).cmp(&order(&b.shape)));
+    found.sort_by_key(|confirmed| order(&confirmed.shape));
     let mut findings = Vec::new();
     let spread = [0, 1].map(|axis| {
         let fit = fits.iter().rev().flatten().next();
@@ -247,8 +239,7 @@ fn reconcile(table: &Table, by_size: &mut [Option<Estimate>]) {
         (misfit, both)
     };
     let (grows, fixed) = (explain(ratio), explain(1.0));
-    let (scale, (misfit, extra)) =
-        if grows.0 < fixed.0 { (ratio, grows) } else { (1.0, fixed) };
+    let (scale, (misfit, extra)) = if grows.0 < fixed.0 { (ratio, grows) } else { (1.0, fixed) };
     if misfit > AGREE {
         return;
     }
@@ -346,8 +337,7 @@ fn group(found: Vec<Confirmed>, spread: [f64; 2]) -> Vec<Vec<Confirmed>> {
         members.sort_by(|a, b| effect(a).total_cmp(&effect(b)));
         let mut current: Vec<Confirmed> = Vec::new();
         for confirmed in members {
-            let is_apart =
-                |last: &Confirmed| !alike(&last.by_size, &confirmed.by_size, healthy);
+            let is_apart = |last: &Confirmed| !alike(&last.by_size, &confirmed.by_size, healthy);
             if current.last().is_some_and(is_apart) {
                 groups.push(std::mem::take(&mut current));
             }
@@ -731,7 +721,9 @@ pub(crate) fn underpowered(
 ) -> Option<Finding> {
     let blind: Vec<(String, f64)> = detectable(table, fits, min_effect)
         .into_iter()
-        .filter(|(kind, least)| !kind.ends_with("cells") && *least > WANTED_POWER.max(3.0 * min_effect))
+        .filter(|(kind, least)| {
+            !kind.ends_with("cells") && *least > WANTED_POWER.max(3.0 * min_effect)
+        })
         .collect();
     if blind.is_empty() {
         return None;
@@ -747,6 +739,7 @@ pub(crate) fn underpowered(
                          there are too few lines to compare."
         .to_owned();
     finding.next =
-        "Quiet the node, add blocks (--repeats) or more CPUs and devices to compare with.".to_owned();
+        "Quiet the node, add blocks (--repeats) or more CPUs and devices to compare with."
+            .to_owned();
     Some(finding)
 }

@@ -335,28 +335,6 @@ pub(crate) fn find(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<
             }
         }
     }
-    if std::env::var_os("CH_DEBUG").is_some() {
-        for suspect in &found {
-            eprintln!("suspect {:?} {:.4}", suspect.shape, suspect.effect);
-        }
-        for fit in fits.iter().flatten() {
-            eprintln!(
-                "fit point {:.4} visit {:.4} steps {:?}",
-                fit.point_sd, fit.visit_sd, fit.steps
-            );
-            for axis in [0, 1] {
-                let l = axis_levels(table, fit, axis, min_effect);
-                eprintln!(
-                    "axis {axis} se {:.4} spread {:.4} T {:.4} nodes {:?} levels {:?}",
-                    l.se,
-                    l.spread,
-                    l.threshold,
-                    l.nodes,
-                    l.level.iter().map(|l| (l * 1000.0).round()).collect::<Vec<_>>()
-                );
-            }
-        }
-    }
     found
 }
 
