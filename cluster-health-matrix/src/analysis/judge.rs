@@ -5,7 +5,7 @@ use cluster_health_core::ByteSize;
 use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates};
 use super::fit::{self, Fit};
-use super::suspect::{Residuals, Shape, Suspect, axis_levels, normal_tail, residuals};
+use super::suspect::{Residuals, has_rectangles, Shape, Suspect, axis_levels, normal_tail, residuals};
 use super::table::{Kinship, Table};
 use crate::samples::Sweep;
 
@@ -694,7 +694,7 @@ pub(crate) fn detectable(
         let axis = if axis == 0 { &table.rows } else { &table.cols };
         kinds.push((format!("{} {bytes}, single {}", table.sweep, axis.name), least));
     }
-    if rows > 2 && cols > 2 {
+    if has_rectangles(table) {
         let se = residuals(table, fit).se;
         let least = (4.0 * se).max(min_effect) + 1.645 * se;
         kinds.push((format!("{} {bytes}, single cells", table.sweep), least));

@@ -117,7 +117,7 @@ impl View<'_> {
                     found.extend(self.structural(kind, &estimates, |_| {}));
                 }
                 Some(Err(why)) => {
-                    undecided.push(Undecided { what: what.to_owned(), devices: Vec::new(), why })
+                    undecided.push(Undecided { what: what.to_owned(), devices: Vec::new(), why });
                 }
                 None => {}
             }
