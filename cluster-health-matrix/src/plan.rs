@@ -359,7 +359,10 @@ impl Settings {
             ));
         }
         if !(self.min_effect > 0.0 && self.min_effect < 1.0) {
-            return Err(Error::invalid("--min-effect", "a share between 0 and 1 (or 0% to 100%)"));
+            return Err(Error::invalid(
+                "--min-effect",
+                format!("{}: must be above 0 and below 1, such as 0.03 or 3%", self.min_effect),
+            ));
         }
         if self.timeout.is_zero() {
             return Err(Error::invalid("--timeout", "must be above 0"));

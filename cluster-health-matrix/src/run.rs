@@ -324,7 +324,14 @@ impl Manifest {
     /// # Errors
     /// When it is missing, not ours, or of a newer schema.
     pub fn read(dir: &Path) -> Result<Self> {
-        let value: Value = read_json(&dir.join(MANIFEST))?;
+        let value: Value = read_json(&dir.join(MANIFEST)).map_err(|error| match error {
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                let message = "no such file: this is no result folder";
+                let source = io::Error::new(io::ErrorKind::NotFound, message);
+                Error::io("reading", dir.join(MANIFEST), source)
+            }
+            other => other,
+        })?;
         let place = || dir.join(MANIFEST).display().to_string();
         match value.get("schema_version").and_then(Value::as_u64) {
             Some(version) if version <= u64::from(SCHEMA_VERSION) => {}

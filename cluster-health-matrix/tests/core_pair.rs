@@ -129,7 +129,8 @@ fn a_dead_rank_is_an_error_that_names_it() {
 #[test]
 fn all_measures_both_matrices() {
     let folder = tempfile::tempdir().unwrap();
-    let words = "all --sizes 1MiB --cpus 1,4-5 --devices 4,2 --repeats 2 --expect 60GB/s";
+    // 1 MiB at 58.5 GB/s and 12 us of latency is 35.0 GB/s.
+    let words = "all --sizes 1MiB --cpus 1,4-5 --devices 4,2 --repeats 2 --expect 36GB/s";
     let output = run(folder.path(), MACHINE, words);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let manifest = manifest(folder.path());

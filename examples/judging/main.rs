@@ -116,7 +116,13 @@ fn run(options: &Options) -> Result<bool> {
         return Ok(judged.outcome.is_right());
     }
     let began = Instant::now();
-    let summary = many(options.seed, options.machines, (options.sweep, options.old_way), options.jobs, &|_| ());
+    let summary = many(
+        options.seed,
+        options.machines,
+        (options.sweep, options.old_way),
+        options.jobs,
+        &|_| (),
+    );
     println!("{summary}");
     if options.print_failures {
         for line in summary.failures() {

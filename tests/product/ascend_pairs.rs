@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::ranks::{assert_complete, assert_nothing_left, lines, pair_points, two_cpus};
 use crate::simulator;
-use crate::support::{Place, Ran, json};
+use crate::support::{Place, Ran, assert_whole, json};
 
 const FOLDER: &str = "CLUSTER_HEALTH_ASCEND_LIB_DIR";
 
@@ -30,7 +30,7 @@ fn pairs_of_two_devices_are_measured_and_checked() {
     );
     let libraries = ["libascendcl.so", "libhccl.so"];
     let ran = run(&place, &line, &libraries, &[("ASCEND_SIM_DEVICES", "4")]);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     assert_nothing_left(&place);
     let out = place.path("out");
     assert_complete(&out, &[8, 64 * KIB], [&[a], &[b]], 2);
@@ -102,7 +102,7 @@ fn timed_pairs(tick_ns: &str) -> Option<Vec<serde_json::Value>> {
     );
     let variables = [("ASCEND_SIM_TICK_NS", tick_ns), ("ASCEND_SIM_LINKS", "hccl,us=100")];
     let ran = run(&place, &line, &["libascendcl.so", "libhccl.so"], &variables);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     let points = pair_points(&place.path("out"));
     points.iter().for_each(|point| point.assert_measured(3));
     Some(lines(&place.path("out")))
@@ -150,7 +150,7 @@ fn clock_that_is_too_coarse_for_pairs_leaves_them_to_the_host() {
     );
     let variables = [("ASCEND_SIM_TICK_NS", "20000000")];
     let ran = run(&place, &line, &["libascendcl.so", "libhccl.so"], &variables);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     for point in lines(&place.path("out")) {
         assert_eq!(point["timer"], "host", "{point}");
         assert!(point["host_iter_ns"].is_null() && times(&point["iter_ns"]).len() == 2, "{point}");
@@ -171,7 +171,7 @@ fn plan_that_a_device_of_the_pair_has_no_memory_for_is_refused() {
             [("ASCEND_SIM_HBM", "300M"), ("ASCEND_SIM_HBM_USED", "0"), ("HCCL_BUFFSIZE", buffer)];
         let ran = run(&place, &line, &["libascendcl.so", "libhccl.so"], &variables);
         if fits {
-            assert_eq!(ran.code, Some(0), "{ran:?}");
+            assert_whole(&ran);
         } else {
             assert_eq!(ran.code, Some(2), "{ran:?}");
             let words = "64MiB needs 592 MiB of the memory of device 1";

@@ -6,7 +6,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{Place, QUIET, Ran, run};
+use crate::support::{Place, QUIET, Ran, assert_whole, run};
 
 /// Held against both ways to tell it: one line on stderr, and with `--json` one document on stdout.
 fn assert_refused(place: &Place, line: &str, kind: &str, parts: &[&str]) -> Value {
@@ -445,7 +445,7 @@ fn variables_are_recorded_but_no_secrets() {
     let mut command =
         place.command("h2d --quiet --backend host --sizes 128KiB --repeats 1 --out @out");
     command.env("HCCL_BUFFSIZE", "200").env("HCCL_AUTH_TOKEN", "do-not-tell");
-    assert_eq!(Ran::of(&mut command).code, Some(0));
+    assert_whole(&Ran::of(&mut command));
     let text = fs::read_to_string(place.path("out/run.json")).unwrap();
     let run: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(run["environment"]["variables"]["HCCL_BUFFSIZE"], "200");

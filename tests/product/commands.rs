@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::support::{
-    MIB, Place, QUIET, Ran, assert_summary, close, contents, json, quantile, rates, summary,
+    MIB, Place, QUIET, Ran, assert_summary, assert_whole, close, contents, json, quantile, rates,
+    summary,
 };
 
 /// The recorded data lie beside the checkout.
@@ -302,7 +303,7 @@ fn affinity_of_this_machine_says_what_the_folder_says() {
     let place = Place::new();
     let census = place.run("affinity --json").json();
     let sweep = "h2d --quiet --backend host --sizes 128KiB --repeats 1 --out @out";
-    assert_eq!(place.run(sweep).code, Some(0));
+    assert_whole(&place.run(sweep));
     let file = json(&place.path("out/affinity.json"));
     assert_eq!((&census["cpus"], &census["summary"]), (&file["cpus"], &file["summary"]));
 }

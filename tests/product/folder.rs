@@ -7,7 +7,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::support::{
-    Csv, Folder, MIB, Place, assert_summary, close, json, names, points, rates, summary,
+    Csv, Folder, MIB, Place, assert_summary, assert_whole, close, json, names, points, rates,
+    summary,
 };
 
 /// Two small sizes: their arenas fit any usual limit on page-locked memory.
@@ -17,7 +18,7 @@ const SWEEP: &str = "--quiet --backend host --sizes 128KiB,1MiB --repeats 2 --ou
 
 fn host(place: &Place) -> Folder {
     let ran = place.run(&format!("h2d {SWEEP}"));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     Folder::read(&place.path("out"))
 }
 
@@ -45,11 +46,12 @@ fn all_and_h2d_make_exactly_the_files_of_the_contract() {
     ] {
         let place = Place::new();
         let ran = place.run(&format!("{command} {SWEEP}"));
-        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert_whole(&ran);
         let mut wanted: BTreeSet<String> =
             ["samples.jsonl", "run.json", "affinity.json", "matrices.xlsx", "report.md"]
                 .map(str::to_owned)
                 .into();
+        wanted.extend(["calibration.json", "placement.json"].map(str::to_owned));
         for stem in stems {
             wanted.extend(["csv", "npy", "png"].map(|end| format!("{stem}.{end}")));
         }
@@ -117,7 +119,7 @@ fn samples_have_the_fields_of_the_contract() {
         assert_eq!(point.touch_ns, 0, "the arenas are touched before the first bind");
         assert!(point.arena.is_some_and(|arena| arena < 2));
         assert_eq!(point.check, "ok");
-        assert!(["blocks", "probe"].contains(&point.phase.as_str()));
+        assert!(["blocks", "probe", "confirm"].contains(&point.phase.as_str()));
         match before {
             None => assert_eq!(point.t_ns, 0, "time starts at the first bind"),
             Some(before) => {
@@ -166,7 +168,10 @@ fn run_json_has_the_fields_of_the_contract() {
     assert_eq!(run["schema_version"], 1);
     assert_eq!(run["tool"]["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!((&run["seed"], &run["order"]), (&1.into(), &"blocks".into()));
-    assert_eq!((&run["status"], &run["verdict"]), (&"complete".into(), &Value::Null));
+    assert_eq!(run["status"], "complete");
+    // A machine that others use may well give findings.
+    let verdict = run["verdict"].as_str().unwrap();
+    assert!(["healthy", "findings", "inconclusive"].contains(&verdict), "{verdict}");
     assert_eq!(run["environment"]["backend"], "host");
     for key in ["skipped", "failed", "implausible"] {
         assert_eq!(folder.count(key), 0);

@@ -9,7 +9,7 @@ use crate::ranks::{
     Running, SLACK, assert_complete, assert_nothing_left, lines, meeting, pair_points, signal,
     two_cpus, wait_for,
 };
-use crate::support::{Csv, Place, Ran, json};
+use crate::support::{Csv, Place, Ran, assert_whole, json};
 
 /// A rank as `torchrun --nproc_per_node 2` starts it: exactly the variables that its agent sets.
 fn torchrun(place: &Place, rank: u32, line: &str) -> Command {
@@ -68,7 +68,8 @@ fn torchrun_runs_every_sweep() {
     let place = Place::new();
     let line = small([a, b]);
     let [rank0, rank1] = finish(&place, both(&place, &line));
-    assert_eq!((rank0.code, rank1.code), (Some(0), Some(0)), "{rank0:?} {rank1:?}");
+    assert_whole(&rank0);
+    assert_eq!(rank1.code, Some(0), "{rank1:?}");
     assert!(rank0.stdout.contains("report.md") && rank1.stdout.is_empty(), "{rank0:?} {rank1:?}");
     let out = place.path("out");
     assert_complete(&out, &[8, 4096], [&[a, b], &[b, a]], 2);
@@ -76,12 +77,14 @@ fn torchrun_runs_every_sweep() {
 
     // A complete run is a no-op for both.
     let [again0, again1] = finish(&place, both(&place, &format!("{line} --resume")));
-    assert_eq!((again0.code, again1.code), (Some(0), Some(0)), "{again0:?} {again1:?}");
+    assert_whole(&again0);
+    assert_eq!(again1.code, Some(0), "{again1:?}");
     assert_eq!((&again0.stdout, again1.stdout.as_str()), (&rank0.stdout, ""));
 
     let line = format!("h2d --backend host --cpus {a} --sizes 64KiB --repeats 1 --out @h2d");
     let [rank0, rank1] = finish(&place, both(&place, &line));
-    assert_eq!((rank0.code, rank1.code), (Some(0), Some(0)), "{rank0:?} {rank1:?}");
+    assert_whole(&rank0);
+    assert_eq!(rank1.code, Some(0), "{rank1:?}");
     assert!(rank1.stdout.is_empty() && rank1.stderr.contains("rank 1"), "{rank1:?}");
     assert_eq!(Csv::read(&place.path("h2d/h2d-64KiB.csv")).measured(), 1);
 
@@ -90,7 +93,8 @@ fn torchrun_runs_every_sweep() {
          --repeats 1 --out @all"
     );
     let [rank0, rank1] = finish(&place, both(&place, &line));
-    assert_eq!((rank0.code, rank1.code), (Some(0), Some(0)), "{rank0:?} {rank1:?}");
+    assert_whole(&rank0);
+    assert_eq!(rank1.code, Some(0), "{rank1:?}");
     assert!(rank1.stdout.is_empty(), "{rank1:?}");
     assert_complete(&place.path("all"), &[8 << 20], [&[a], &[b]], 1);
 }
@@ -113,7 +117,7 @@ fn mpirun_runs_every_sweep() {
     }
     let line = format!("{} --json", small([a, b]));
     let ran = Ran::of(&mut mpirun(&line));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     // One document: rank 1 printed nothing.
     assert_eq!(ran.json()["status"], "complete");
     assert_nothing_left(&place);
@@ -122,12 +126,12 @@ fn mpirun_runs_every_sweep() {
     pair_points(&out).iter().for_each(|point| point.assert_measured(3));
 
     let ran = Ran::of(&mut mpirun(&format!("{line} --resume")));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     assert_eq!(ran.json()["status"], "complete");
 
     let line = format!("h2d --backend host --cpus {a} --sizes 64KiB --repeats 1 --json --out @h2d");
     let ran = Ran::of(&mut mpirun(&line));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     assert_eq!(ran.json()["points"]["measured"], lines(&place.path("h2d")).len());
 
     let line = format!(
@@ -135,7 +139,7 @@ fn mpirun_runs_every_sweep() {
          --repeats 1 --json --out @all"
     );
     let ran = Ran::of(&mut mpirun(&line));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     assert_eq!(ran.json()["status"], "complete");
     assert_complete(&place.path("all"), &[8 << 20], [&[a], &[b]], 1);
     assert_nothing_left(&place);
@@ -163,7 +167,8 @@ fn torchrun_inside_a_slurm_step_decides() {
         Running::start(&place, &rank.to_string(), command)
     });
     let [rank0, rank1] = finish(&place, ranks);
-    assert_eq!((rank0.code, rank1.code), (Some(0), Some(0)), "{rank0:?} {rank1:?}");
+    assert_whole(&rank0);
+    assert_eq!(rank1.code, Some(0), "{rank1:?}");
     assert_complete(&place.path("out"), &[8, 4096], [&[a, b], &[b, a]], 2);
 }
 
@@ -174,7 +179,7 @@ fn ranks_by_hand_override_the_environment() {
     // Rank 1 of a job whose rank 0 never comes, if it were asked.
     let line = format!("{} --ranks local --timeout 60s", small([a, b]));
     let ran = Running::start(&place, "local", torchrun(&place, 1, &line)).end();
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     assert_complete(&place.path("out"), &[8, 4096], [&[a, b], &[b, a]], 2);
     assert_nothing_left(&place);
 
@@ -254,7 +259,8 @@ fn a_launched_rank_that_is_killed_is_named_by_the_other() {
         let measured = pair_points(&place.path("out")).len();
         assert!((5..100).contains(&measured), "{measured}");
         let [rank0, rank1] = finish(&place, both(&place, &format!("{line} --resume")));
-        assert_eq!((rank0.code, rank1.code), (Some(0), Some(0)), "{rank0:?} {rank1:?}");
+        assert_whole(&rank0);
+        assert_eq!(rank1.code, Some(0), "{rank1:?}");
         assert_complete(&place.path("out"), &[8], [&[a], &[b]], 100);
     }
 }
@@ -272,7 +278,8 @@ fn ctrl_c_ends_launched_ranks() {
     assert_eq!((rank0.code, rank1.code), (Some(1), Some(1)), "{rank0:?} {rank1:?}");
     assert_eq!(json(&place.path("out/run.json"))["status"], "interrupted");
     let [rank0, rank1] = finish(&place, both(&place, &format!("{line} --resume")));
-    assert_eq!((rank0.code, rank1.code), (Some(0), Some(0)), "{rank0:?} {rank1:?}");
+    assert_whole(&rank0);
+    assert_eq!(rank1.code, Some(0), "{rank1:?}");
     assert_complete(&place.path("out"), &[8], [&[a], &[b]], 100);
 
     // While rank 0 measures copies and rank 1 waits for its turn.
@@ -308,6 +315,7 @@ fn f11_the_meeting_place_of_a_dead_run_does_not_disturb() {
     waiting.end_within(SLACK);
     assert_eq!(sockets(), 1, "a killed rank cannot clean up");
     let [rank0, rank1] = finish(&place, both(&place, &line));
-    assert_eq!((rank0.code, rank1.code), (Some(0), Some(0)), "{rank0:?} {rank1:?}");
+    assert_whole(&rank0);
+    assert_eq!(rank1.code, Some(0), "{rank1:?}");
     assert_complete(&place.path("out"), &[8, 4096], [&[a, b], &[b, a]], 2);
 }

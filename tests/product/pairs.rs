@@ -13,7 +13,7 @@ use crate::ranks::{
     PairPoint, Running, SLACK, allowed, assert_complete, assert_nothing_left, is_gone, lines, name,
     pair_points, signal, two_cpus, wait_for,
 };
-use crate::support::{Csv, Place, Ran, close, json, middle, names};
+use crate::support::{Csv, Place, Ran, assert_whole, close, json, middle, names};
 
 const KIB: u64 = 1 << 10;
 
@@ -25,14 +25,14 @@ fn the_live_sweep_writes_every_file_and_every_field() {
         "core-pair --backend host --sizes 64KiB,8B --rank0-cpus {a},{b} --rank1-cpus {a},{b} \
          --iters 5 --out @out --json"
     ));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     assert_nothing_left(&place);
     let out = place.path("out");
     let cpus = [a, b];
     assert_complete(&out, &[8, 64 * KIB], [&cpus, &cpus], 3);
 
     let mut files = vec!["affinity.json", "matrices.xlsx", "report.md", "run.json"];
-    files.push("samples.jsonl");
+    files.extend(["samples.jsonl", "calibration.json", "placement.json"]);
     let mut files: BTreeSet<String> = files.into_iter().map(str::to_owned).collect();
     for end in ["csv", "npy", "png"] {
         files.extend(["8B", "64KiB"].map(|size| format!("core-pair-{size}.{end}")));
@@ -54,14 +54,17 @@ fn the_live_sweep_writes_every_file_and_every_field() {
         let warmups = line["warmup_ns"].as_array().unwrap();
         assert!(!warmups.is_empty() && warmups.iter().all(|time| time.as_u64() > Some(0)));
     }
-    let points = pair_points(&out);
-    assert_eq!(points.len(), 3 * 2 * 4);
+    let mut points = pair_points(&out);
     for point in &points {
         point.assert_measured(5);
-        assert!(point.is_first_class(), "too few points for a sentinel, too small for probes");
+        // Too few points for a sentinel, too small for probes.
+        assert!(point.is_first_class() || point.phase == "confirm", "{point:?}");
         let devices = point.device_pair;
         assert_eq!(devices[0], json(&out.join("run.json"))["devices"][0]["id"]);
     }
+
+    points.retain(PairPoint::is_first_class);
+    assert_eq!(points.len(), 3 * 2 * 4);
 
     // Bytes per rank ÷ the slower rank's time: median iteration of a block, median of the blocks.
     let run = json(&out.join("run.json"));
@@ -104,7 +107,7 @@ fn all_measures_pairs_after_copies_in_one_count() {
         "all --quiet --backend host --cpus {a},{b} --sizes 64KiB --rank0-cpus {a} \
          --rank1-cpus {b} --repeats 2 --out @out"
     ));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     assert_nothing_left(&place);
     let out = place.path("out");
     // The size of the pairs is their own.
@@ -317,7 +320,7 @@ fn assert_resumes([a, b]: [u32; 2], place: &Place, line: &str, sizes: &[u64], bl
     let before = fs::read_to_string(&log).unwrap();
     let whole_lines = before.rfind('\n').map_or("", |end| &before[..=end]);
     let ran = place.run(&format!("{line} --resume"));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     assert_nothing_left(place);
     assert!(fs::read_to_string(&log).unwrap().starts_with(whole_lines));
     assert_complete(&place.path("out"), sizes, [&[a], &[b]], blocks);
@@ -486,7 +489,7 @@ fn f11_pairs_do_not_need_room_in_dev_shm() {
         println!("skipped: no mount namespace can be had here: {stderr}");
         return;
     }
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{stderr}");
     assert_complete(&place.path("out"), &[8 << 20], [&[a], &[b]], 1);
     assert_nothing_left(&place);
     assert_eq!(names(&temporary), BTreeSet::new());

@@ -147,9 +147,9 @@ fn the_slow_device_of_the_copies_is_a_stall_that_began_at_some_time() {
     let steps = of(&diagnosis, Kind::TimeStep);
     let of_device = |device: u32| steps.iter().find(|step| step.devices == [device]).unwrap();
     let at = |step: &Finding, size: &str, cpu: u32| {
-        step.facts.iter().any(|fact| {
-            fact.starts_with(size) && fact.contains(&format!("from cpu {cpu} "))
-        })
+        step.facts
+            .iter()
+            .any(|fact| fact.starts_with(size) && fact.contains(&format!("from cpu {cpu} ")))
     };
     for size in ["16MiB", "64MiB"] {
         assert!(at(of_device(0), size, 20), "{size}: {steps:#?}");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-use crate::support::{Folder, Place, Point, QUIET, contents, json, names};
+use crate::support::{Folder, Place, Point, QUIET, assert_whole, contents, json, names};
 
 /// A machine with noise whose sweep takes long enough to be interrupted.
 const LARGE: &str = "[machine]\ncpus = 640\ndevices = 16\nnuma_nodes = 8\npoint_us = 1\n";
@@ -59,13 +59,13 @@ fn comparable(points: &[Point], went_on_at: u64) -> Vec<Point> {
 
 fn uninterrupted(place: &Place) -> Folder {
     let ran = place.run(&format!("{LARGE_SWEEP} --out @whole"));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     Folder::read(&place.path("whole"))
 }
 
 fn assert_resumes_to(place: &Place, whole: &Folder, went_on_at: u64) {
     let ran = place.run(&format!("{LARGE_SWEEP} --out @out --resume"));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     let folder = Folder::read(&place.path("out"));
     assert_eq!(folder.points.len(), whole.points.len());
     assert!(comparable(&folder.points, went_on_at) == comparable(&whole.points, went_on_at));
@@ -275,6 +275,7 @@ fn force_replaces_our_files_and_no_others() {
     found.sort();
     let wanted = [
         "affinity.json",
+        "calibration.json",
         "data.csv",
         "h2d-1MiB.csv",
         "h2d-1MiB.npy",
@@ -282,6 +283,7 @@ fn force_replaces_our_files_and_no_others() {
         "matrices.xlsx",
         "more",
         "notes.txt",
+        "placement.json",
         "report.md",
         "run.json",
         "run.json.bak",
@@ -314,7 +316,7 @@ fn a_host_run_goes_on_after_ctrl_c() {
     assert_eq!(code, Some(1));
     let before = fs::read_to_string(place.path("out/samples.jsonl")).unwrap();
     let ran = place.run(&format!("{sweep} --resume"));
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     let after = fs::read_to_string(place.path("out/samples.jsonl")).unwrap();
     assert!(after.len() > before.len() && after.starts_with(&before), "what was there stays");
     let folder = Folder::read(&place.path("out"));

@@ -187,8 +187,12 @@ pub(crate) struct Estimate {
     pub(crate) noise: f64,
     pub(crate) seen: usize,
     pub(crate) of: usize,
-    /// Typical time of the rest, nanoseconds.
+    /// Typical time of the rest while this was confirmed, nanoseconds.
     pub(crate) rest_ns: f64,
+    /// Typical time of the rest at its best, before time slowed everything, nanoseconds.
+    pub(crate) nominal_ns: f64,
+    /// Most of the members' points had not settled although others had: no ground of a finding.
+    pub(crate) unsettled: bool,
 }
 
 /// Everything about one size that judging needs.
@@ -248,31 +252,66 @@ impl SizeView<'_> {
             .any(|other| other.shape != *except && other.shape.has(self.table, row, col))
     }
 
-    /// The confirming points; unsettled ones only where nothing settles any more, because the whole
-    /// machine became slower: then all are as good as each other.
-    fn confirming(&self) -> Vec<Point> {
+    /// The confirming points that count for a shape, and whether its own had not settled although
+    /// others had. Where nothing settles, because the whole machine became slower, all points are as
+    /// good as each other.
+    fn confirming(&self, shape: &Shape) -> (Vec<Point>, bool) {
         let first = self.table.blocks;
-        let confirms = || {
+        let of = |inside: bool, confirm: bool| {
             let points = self.fit.which.iter().map(|&at| &self.table.obs[at as usize]);
-            points.filter(|obs| obs.is_confirm())
+            points.filter(move |obs| {
+                let (row, col) = (usize::from(obs.row), usize::from(obs.col));
+                obs.is_confirm() == confirm && shape.has(self.table, row, col) == inside
+            })
         };
-        let all = 2 * confirms().filter(|obs| !obs.settled).count() > confirms().count();
-        self.points(|obs| {
-            (obs.is_confirm() && (all || obs.settled))
+        let unsettled = |inside, confirm| {
+            2 * of(inside, confirm).filter(|obs| !obs.settled).count() > of(inside, confirm).count()
+        };
+        let (members, others) = (unsettled(true, true), unsettled(false, true));
+        let points = self.points(|obs| {
+            (obs.is_confirm() && (members || others || obs.settled))
                 .then(|| usize::from(obs.block.saturating_sub(first)))
-        })
+        });
+        (points, members && !others && unsettled(true, false))
     }
 
     /// The estimate for a shape; `None` when its cells or controls were not confirmed at this size.
     pub(crate) fn estimate(&self, shape: &Shape) -> Option<Estimate> {
-        self.estimate_of(shape, &self.confirming())
+        let (points, unsettled) = self.confirming(shape);
+        Some(Estimate { unsettled, ..self.estimate_of(shape, &points)? })
+    }
+
+    /// Times of the rest while suspects were confirmed, and at its best: in the fastest stretch
+    /// between two steps of time that has a tenth of the points.
+    fn rest_times(&self) -> (f64, f64) {
+        let (table, fit) = (self.table, self.fit);
+        let mut stretches = vec![Vec::new(); fit.cuts.len() + 1];
+        let mut confirming = Vec::new();
+        for (&at, &time) in fit.which.iter().zip(&fit.time) {
+            let obs = &table.obs[at as usize];
+            if obs.is_confirm() {
+                confirming.push(f64::from(time));
+            }
+            stretches[fit.cuts.partition_point(|&cut| cut <= obs.seq)].push(f64::from(time));
+        }
+        let least = fit.which.len() / 10;
+        let best = stretches
+            .iter_mut()
+            .filter(|stretch| stretch.len() >= least.max(1))
+            .map(|stretch| middle(stretch))
+            .fold(f64::INFINITY, f64::min);
+        let now = if confirming.is_empty() { 0.0 } else { middle(&mut confirming) };
+        let best = if best.is_finite() { best.min(now) } else { now };
+        // Less than a few percent is noise of the fit.
+        let best = if now - best < 0.03 { now } else { best };
+        ((fit.mu + now).exp(), (fit.mu + best).exp())
     }
 
     /// Takes rows and columns out of a rectangle that show less than half of its effect in the
     /// confirming visits.
     pub(crate) fn prune(&self, shape: &mut Shape) {
         let Some(effect) = self.estimate(shape).map(|estimate| estimate.effect) else { return };
-        let points = self.confirming();
+        let (points, _) = self.confirming(shape);
         let [all_rows, all_cols] = self.table.shape();
         let whole = shape.clone();
         let Shape::Block { rows, cols } = shape else { return };
@@ -281,7 +320,9 @@ impl SizeView<'_> {
             let keeps = |&member: &usize| {
                 let mut levels: Vec<f64> = points
                     .iter()
-                    .filter(|point| own(point) == member && whole.has(self.table, point.row, point.col))
+                    .filter(|point| {
+                        own(point) == member && whole.has(self.table, point.row, point.col)
+                    })
                     .map(|point| point.level - point.time - self.fit.row[point.row])
                     .collect();
                 levels.len() < 4 || middle(&mut levels) > 0.4 * effect
@@ -335,7 +376,8 @@ impl SizeView<'_> {
                 });
             }
             // Points of one visit share its level, which cancels against the others of it.
-            let level = if by_visit && others.len() >= 3 { middle(&mut others.clone()) } else { 0.0 };
+            let level =
+                if by_visit && others.len() >= 3 { middle(&mut others.clone()) } else { 0.0 };
             if by_visit {
                 controls.extend(others.iter().map(|value| value - level));
                 for point in usable.iter().filter(|point| inside(point)) {
@@ -415,8 +457,7 @@ impl SizeView<'_> {
         let pooled = 1.25 * sd / (1.0_f64).max(per_round).sqrt();
         // The suspect's own scatter is known from four values only; the controls' from many.
         let round_sd = if controls >= 12 { pooled.max(0.7 * own_sd) } else { pooled.max(own_sd) };
-        let noise = (round_sd.powi(2) / (0.93 * of as f64)
-            + (1.25 * sd).powi(2) / controls as f64)
+        let noise = (round_sd.powi(2) / (0.93 * of as f64) + (1.25 * sd).powi(2) / controls as f64)
             .sqrt()
             .max(1e-6);
         let blocks = f64::from(table.blocks.max(1));
@@ -449,13 +490,16 @@ impl SizeView<'_> {
             Shape::Class(_) => fit.point_sd.powi(2) / fit.which.len() as f64,
         };
         let rest = variance.sqrt();
+        let (rest_ns, nominal_ns) = self.rest_times();
         Some(Estimate {
             effect,
             se: noise.hypot(rest),
             noise,
             seen,
             of,
-            rest_ns: fit.mu.exp(),
+            rest_ns,
+            nominal_ns,
+            unsettled: false,
         })
     }
 }

@@ -43,7 +43,7 @@ impl Fitted {
     fn new(mut table: Table) -> Self {
         table.arrange();
         let all = |table: &Table| -> Vec<Option<fit::Fit>> {
-            (0..table.sizes.len()).map(|size| fit::fit(table, size)).collect()
+            (0..table.sizes.len()).map(|size| fit::fit(table, size, None)).collect()
         };
         let mut fits = all(&table);
         let additive = additive::find(&table, &fits);
@@ -57,8 +57,37 @@ impl Fitted {
     /// With nothing taken out of the table: in a fixed order, time and place are one.
     fn plain(mut table: Table) -> Self {
         table.arrange();
-        let fits = (0..table.sizes.len()).map(|size| fit::fit(&table, size)).collect();
+        let fits = (0..table.sizes.len()).map(|size| fit::fit(&table, size, None)).collect();
         Self { table, fits, additive: Vec::new() }
+    }
+
+    /// Fits again without the cells that suspicion singles out, which would shift the levels of
+    /// their rows and columns.
+    fn refit(&mut self, suspects: &[suspect::Suspect]) {
+        let [rows, cols] = self.table.shape();
+        let mut masked = vec![false; rows * cols];
+        for suspect in suspects {
+            if let suspect::Shape::Block { rows: in_rows, cols: in_cols } = &suspect.shape
+                && 2 * in_rows.len() <= rows
+                && 2 * in_cols.len() <= cols
+            {
+                for row in in_rows {
+                    in_cols.iter().for_each(|col| masked[row * cols + col] = true);
+                }
+            }
+        }
+        // A row or column that is hardly left is better known with them.
+        let left = |at: &mut dyn Iterator<Item = usize>, of: usize| {
+            4 * at.filter(|&at| !masked[at]).count() >= of
+        };
+        let row_left: Vec<bool> =
+            (0..rows).map(|row| left(&mut (row * cols..(row + 1) * cols), cols)).collect();
+        let col_left: Vec<bool> =
+            (0..cols).map(|col| left(&mut (0..rows).map(|row| row * cols + col), rows)).collect();
+        let mask =
+            |row: usize, col: usize| masked[row * cols + col] && row_left[row] && col_left[col];
+        self.fits =
+            (0..self.fits.len()).map(|size| fit::fit(&self.table, size, Some(&mask))).collect();
     }
 }
 

@@ -1,12 +1,13 @@
-//! The report for people: what was measured, what was not, and the numbers.
+//! The report for people: the first page, then what was measured, and the numbers.
 
 use std::fmt::Write as _;
 
 use ndarray::ArrayView1;
 
-use crate::matrix::{Axis, CellStatus, Matrix, Slice};
+use super::first_page;
+use crate::matrix::{Axis, CellStatus, Slice};
 use crate::report::{Report, summary_of};
-use crate::run::{AffinityFile, Manifest, RunStatus};
+use crate::run::{AffinityFile, RunStatus};
 use crate::samples::Sweep;
 use crate::stats::median;
 
@@ -30,7 +31,13 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
         RunStatus::Interrupted => "interrupted: go on with --resume",
         RunStatus::Running => "unfinished: killed or still running",
     };
-    writeln!(out, "# cluster-health {} on {}\n", manifest.command, place(manifest))?;
+    out.push_str(&first_page::render(report));
+    writeln!(
+        out,
+        "## What was measured: cluster-health {} on {}\n",
+        manifest.command,
+        first_page::place(manifest)
+    )?;
     writeln!(
         out,
         "- Run {state}: {} points measured, {} skipped, {} failed, {} implausible.",
@@ -50,11 +57,7 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
             row.max
         )?;
     }
-    writeln!(
-        out,
-        "- Not judged: this version measures and shows; it does not yet tell a fault from an \
-         artefact.\n"
-    )?;
+    writeln!(out)?;
     facts(out, report)?;
     for matrix in &report.matrices {
         for slice in matrix.slices() {
@@ -69,16 +72,7 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
             )?;
         }
     }
-    not_tested(out, report)
-}
-
-fn place(manifest: &Manifest) -> String {
-    let backend = &manifest.environment.backend;
-    match (&manifest.environment.hostname, backend.as_str()) {
-        (Some(host), _) => format!("{host} ({backend} backend)"),
-        (None, "") => "imported data".to_owned(),
-        (None, _) => format!("a {backend} machine"),
-    }
+    Ok(())
 }
 
 fn title(sweep: Sweep) -> &'static str {
@@ -247,7 +241,7 @@ fn pair_lines(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt:
         out,
         "{devices}Rates are per rank: bytes per rank ÷ the time of the slower rank, decimal GB/s. \
          The algorithm bandwidth of nccl-tests is twice that for two ranks, its bus bandwidth the \
-         same number. These medians are shown, not judged.\n"
+         same number.\n"
     )
 }
 
@@ -298,25 +292,4 @@ fn node_lines<'a>(
         writeln!(out, "| {node} | {count} | {:.3} |", median(&mut rates))?;
     }
     writeln!(out)
-}
-
-fn not_tested(out: &mut String, report: &Report) -> std::fmt::Result {
-    writeln!(out, "## What this does not tell\n")?;
-    let pairs = report.matrices.iter().any(|matrix: &Matrix| matrix.sweep.is_pair());
-    if pairs {
-        writeln!(out, "- Of the collectives only an all-gather of two ranks was measured.")?;
-    } else {
-        writeln!(out, "- Device to device and collectives were not measured.")?;
-    }
-    if !report.matrices.iter().any(|matrix| !matrix.sweep.is_pair()) {
-        writeln!(out, "- Copies between host and device were not measured.")?;
-    }
-    writeln!(out, "- Only the load profiles named above were measured.")?;
-    match report.manifest.environment.backend.as_str() {
-        "host" => {
-            writeln!(out, "- The devices are this machine's NUMA memory nodes, not accelerators.")
-        }
-        "synthetic" => writeln!(out, "- The machine is simulated: no copy was made."),
-        _ => Ok(()),
-    }
 }

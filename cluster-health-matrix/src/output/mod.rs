@@ -1,6 +1,7 @@
 //! Showing results: one module per file format.
 
 pub mod csv;
+pub mod first_page;
 pub mod markdown;
 pub mod npy;
 #[cfg(feature = "png")]

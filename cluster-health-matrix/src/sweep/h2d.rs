@@ -205,10 +205,14 @@ impl<'a> Engine<'a> {
         Ok(Lane { stream, target, timer, batches: BTreeMap::new() })
     }
 
-    fn note_best(&mut self, point: &PlannedPoint, time: u64) {
+    /// Notes how a measured point's warm-up ended and the fastest of its times.
+    fn note_best(&mut self, point: &PlannedPoint, settled: bool, fastest: Option<u64>) {
         let (devices, cells) = (self.plan.devices.len(), self.plan.cells());
         let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(devices, cells));
-        best.note(point.cell.column, point.cell.row * devices + point.cell.column, time);
+        best.ended(point.cell.column, settled);
+        if let Some(time) = fastest {
+            best.note(point.cell.column, point.cell.row * devices + point.cell.column, time);
+        }
     }
 
     fn point(&mut self, point: &PlannedPoint) -> Result<(), Fault> {
@@ -399,9 +403,8 @@ impl Points for Engine<'_> {
         let cell = (self.plan.cpus[point.cell.row].0, self.plan.devices[point.cell.column].0);
         check_recalled(point, sample, cell)?;
         if sample.status == PointStatus::Measured {
-            for &time in sample.warmup_ns.iter().chain(sample.host_times()) {
-                self.note_best(point, time);
-            }
+            let fastest = sample.warmup_ns.iter().chain(sample.host_times()).min().copied();
+            self.note_best(point, sample.settled, fastest);
         }
         Ok(())
     }
@@ -429,12 +432,9 @@ impl Points for Engine<'_> {
         self.sample.reason = reason;
         mark_implausible(&mut self.sample, self.plan.expect);
         if self.sample.status == PointStatus::Measured {
-            for index in 0..self.sample.warmup_ns.len() {
-                self.note_best(point, self.sample.warmup_ns[index]);
-            }
-            for index in 0..self.sample.host_times().len() {
-                self.note_best(point, self.sample.host_times()[index]);
-            }
+            let times = self.sample.warmup_ns.iter().chain(self.sample.host_times());
+            let fastest = times.min().copied();
+            self.note_best(point, self.sample.settled, fastest);
         }
         self.accounts.add(&self.sample, began, self.machine.now_ns());
         Ok(&self.sample)

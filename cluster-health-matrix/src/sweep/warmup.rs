@@ -72,31 +72,62 @@ fn to_f64(nanoseconds: u64) -> f64 {
 /// No transfer yet.
 const NEVER: u64 = u64::MAX;
 
+/// Points of a class that give up one after another: then the class has become slower for good, and
+/// 32 transfers at every further point would tell nothing new.
+const SLOWER_FOR_GOOD: u8 = 3;
+
 /// The fastest transfers of one size, timed or not. Cells of a class are normally equally fast: the
 /// devices of an H2D sweep, what the CPUs of a pair share.
 #[derive(Debug)]
 pub(super) struct Best {
-    of_class: Vec<u64>,
-    of_cell: Vec<u64>,
+    classes: Vec<Class>,
+    /// Fastest transfer of each cell and the era of its class that it belongs to.
+    of_cell: Vec<(u64, u16)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Class {
+    best: u64,
+    /// Counts how often the class became slower for good: what was seen before no longer counts.
+    era: u16,
+    gave_up: u8,
 }
 
 impl Best {
     pub(super) fn new(classes: usize, cells: usize) -> Self {
-        Self { of_class: vec![NEVER; classes], of_cell: vec![NEVER; cells] }
+        let class = Class { best: NEVER, era: 0, gave_up: 0 };
+        Self { classes: vec![class; classes], of_cell: vec![(NEVER, 0); cells] }
     }
 
     /// What a transfer of this cell is compared with: the cell's own best, so that a core that is
     /// slow by nature settles too, and before its first visit its class's.
     pub(super) fn of(&self, class: usize, cell: usize) -> Option<u64> {
-        let own = self.of_cell[cell];
-        let best = if own == NEVER { self.of_class[class] } else { own };
+        let Class { best, era, .. } = self.classes[class];
+        let (own, own_era) = self.of_cell[cell];
+        let best = match (own, best) {
+            (NEVER, best) => best,
+            // Of an earlier era: the cell may have been slow before its class became so.
+            (own, best) if own_era != era && best != NEVER => own.max(best),
+            (own, _) => own,
+        };
         (best != NEVER).then_some(best)
     }
 
-    pub(super) fn note(&mut self, class: usize, cell: usize, time: u64) {
-        for best in [&mut self.of_class[class], &mut self.of_cell[cell]] {
-            *best = time.min(*best);
+    /// Takes notice of how a measured point's warm-up ended, before its times are noted.
+    pub(super) fn ended(&mut self, class: usize, settled: bool) {
+        let class = &mut self.classes[class];
+        class.gave_up = if settled { 0 } else { class.gave_up + 1 };
+        if class.gave_up == SLOWER_FOR_GOOD {
+            *class = Class { best: NEVER, era: class.era.wrapping_add(1), gave_up: 0 };
         }
+    }
+
+    pub(super) fn note(&mut self, class: usize, cell: usize, time: u64) {
+        let class = &mut self.classes[class];
+        class.best = time.min(class.best);
+        let (own, own_era) = &mut self.of_cell[cell];
+        *own = if *own_era == class.era { time.min(*own) } else { time };
+        *own_era = class.era;
     }
 }
 
@@ -136,6 +167,24 @@ mod tests {
         let warmup = Warmup::new(None, true);
         assert_eq!(warmup.verdict(&[160, 230], Some(150)), Verdict::Settled);
         assert_eq!(warmup.verdict(&[160, 270], Some(150)), Verdict::Again);
+    }
+
+    #[test]
+    fn what_became_slower_for_good_is_the_new_best() {
+        let mut best = Best::new(2, 3);
+        for (class, cell, time) in [(0, 0, 100), (0, 1, 110), (1, 2, 50)] {
+            best.ended(class, true);
+            best.note(class, cell, time);
+        }
+        for settled in [false, false, true, false, false] {
+            best.ended(0, settled);
+            best.note(0, 0, 200);
+            assert_eq!(best.of(0, 0), Some(100), "not three in a row");
+        }
+        best.ended(0, false);
+        best.note(0, 0, 200);
+        // The cell that was not visited since is compared with its class's new best.
+        assert_eq!([best.of(0, 0), best.of(0, 1), best.of(1, 2)], [Some(200), Some(200), Some(50)]);
     }
 
     #[test]

@@ -36,10 +36,11 @@ pub(crate) fn bimodal(table: &Table, fits: &[Option<Fit>]) -> Option<Finding> {
     }
     let mut finding = Finding::new(Kind::Inconclusive, Some(table.sweep), Some(&table.load));
     finding.facts = facts;
-    finding.inference = "The times are bimodal: each transfer takes one of two times, whichever the \
+    finding.inference =
+        "The times are bimodal: each transfer takes one of two times, whichever the \
                          CPU or device. A median of them describes neither mode. Memory pages that \
                          move between nodes (numa_balancing), two clock states or two routes do so."
-        .to_owned();
+            .to_owned();
     finding.next = "Look at numa_balancing in the manifest (run.json, environment) and switch it \
                     off (sysctl kernel.numa_balancing=0); fix the clocks; measure again."
         .to_owned();
@@ -53,12 +54,8 @@ struct Modes {
 }
 
 fn modes(table: &Table, fit: &Fit) -> Option<Modes> {
-    let points: Vec<_> = fit
-        .which
-        .iter()
-        .map(|&at| &table.obs[at as usize])
-        .filter(|obs| obs.is_block())
-        .collect();
+    let points: Vec<_> =
+        fit.which.iter().map(|&at| &table.obs[at as usize]).filter(|obs| obs.is_block()).collect();
     let count = points.len();
     if count < FEWEST {
         return None;
@@ -73,17 +70,14 @@ fn modes(table: &Table, fit: &Fit) -> Option<Modes> {
         return None;
     }
     let (low, high) = (middle(&mut fast.to_vec()), middle(&mut slow.to_vec()));
-    let spread = |mode: &[f64], center: f64| {
-        crate::analysis::fit::robust_sd(mode, center).max(1e-4)
-    };
+    let spread =
+        |mode: &[f64], center: f64| crate::analysis::fit::robust_sd(mode, center).max(1e-4);
     let gap = high - low;
     if gap < APART * (spread(fast, low) + spread(slow, high)) || gap < 0.05 {
         return None;
     }
-    let between = sorted
-        .iter()
-        .filter(|value| (low + 0.3 * gap..low + 0.7 * gap).contains(*value))
-        .count();
+    let between =
+        sorted.iter().filter(|value| (low + 0.3 * gap..low + 0.7 * gap).contains(*value)).count();
     if between as f64 > BETWEEN * count as f64 {
         return None;
     }
@@ -119,12 +113,7 @@ fn split(sorted: &[f64]) -> Option<usize> {
 }
 
 /// χ² per degree of freedom of the members of each group against their overall share.
-fn excess(
-    is_member: &[bool],
-    share: f64,
-    group: &dyn Fn(usize) -> usize,
-    groups: usize,
-) -> f64 {
+fn excess(is_member: &[bool], share: f64, group: &dyn Fn(usize) -> usize, groups: usize) -> f64 {
     let mut counts = vec![(0.0, 0.0); groups];
     for (at, &member) in is_member.iter().enumerate() {
         let count = &mut counts[group(at)];

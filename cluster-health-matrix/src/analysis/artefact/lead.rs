@@ -34,11 +34,8 @@ fn groups(table: &Table) -> Vec<Group<'_>> {
             let typical = middle(&mut calm.clone());
             let sd_ns = robust_sd(&calm, typical).max(1e-3 * usual_ns);
             // Where every point follows a change there is nothing to compare with but 0.
-            let base_ns = if obs.iter().filter(|obs| !obs.moved).count() >= FEWEST {
-                typical
-            } else {
-                0.0
-            };
+            let base_ns =
+                if obs.iter().filter(|obs| !obs.moved).count() >= FEWEST { typical } else { 0.0 };
             Some(Group { obs, usual_ns, base_ns, sd_ns })
         })
         .collect()
@@ -105,8 +102,8 @@ fn first_visit(table: &Table, groups: &[Group<'_>]) -> Option<Finding> {
     finding.inference = "A new core starts with cold caches and an idle path: a cost of visiting, \
                          not of the core."
         .to_owned();
-    finding.next = "Nothing, as long as first transfers are discarded (do not use --warmup 0)."
-        .to_owned();
+    finding.next =
+        "Nothing, as long as first transfers are discarded (do not use --warmup 0).".to_owned();
     Some(finding)
 }
 
@@ -181,17 +178,19 @@ fn checkpoint(table: &Table, groups: &[Group<'_>]) -> Option<Finding> {
             let sd = robust_sd(&values, typical).max(group.sd_ns);
             slow.extend(group.obs.iter().filter(|obs| wanted(obs)).filter_map(|obs| {
                 let extra = f64::from(obs.lead_ns) - typical;
-                (extra > 6.0 * sd && extra > 2.0 * LEAST * group.usual_ns)
-                    .then_some((obs.seq, extra, extra / group.usual_ns))
+                (extra > 6.0 * sd && extra > 2.0 * LEAST * group.usual_ns).then_some((
+                    obs.seq,
+                    extra,
+                    extra / group.usual_ns,
+                ))
             }));
         }
     }
     slow.sort_unstable_by_key(|(seq, ..)| *seq);
     let seqs: Vec<u32> = slow.iter().map(|(seq, ..)| *seq).collect();
     let last = table.obs.last()?.seq;
-    let Periodic { every, phase, hits, of } = periodic(&seqs, last, |seq| {
-        table.obs.binary_search_by_key(&seq, |obs| obs.seq).is_ok()
-    })?;
+    let Periodic { every, phase, hits, of } =
+        periodic(&seqs, last, |seq| table.obs.binary_search_by_key(&seq, |obs| obs.seq).is_ok())?;
     let at = |seq: u32| seq % every == phase;
     let mut extras: Vec<f64> = slow.iter().filter(|(seq, ..)| at(*seq)).map(|s| s.1).collect();
     let mut shares: Vec<f64> = slow.iter().filter(|(seq, ..)| at(*seq)).map(|s| s.2).collect();
@@ -225,11 +224,12 @@ pub(crate) fn describe_checkpoint(
         extra_ns / 1e3,
         100.0 * share
     ));
-    finding.inference = "Something is done at regular distances in points, such as writing results: \
+    finding.inference =
+        "Something is done at regular distances in points, such as writing results: \
                          it disturbs the point that follows, whichever it is."
-        .to_owned();
-    finding.next = "Write results between measurements on another CPU; discard the first transfer."
-        .to_owned();
+            .to_owned();
+    finding.next =
+        "Write results between measurements on another CPU; discard the first transfer.".to_owned();
     finding
 }
 

@@ -18,20 +18,13 @@ fn noise(seed: u64, count: usize) -> Vec<f64> {
     (0..count).map(|_| (-2.0 * (1.0 - unit()).ln()).sqrt() * (TAU * unit()).cos()).collect()
 }
 
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "milliseconds, above 0"
-)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "milliseconds, above 0")]
 fn whole(time: f64) -> u64 {
     time as u64
 }
 
 fn levels(values: impl IntoIterator<Item = f64>) -> Vec<Level> {
-    (0_u32..)
-        .zip(values)
-        .map(|(seq, value)| Level { seq, t_s: f64::from(seq), value })
-        .collect()
+    (0_u32..).zip(values).map(|(seq, value)| Level { seq, t_s: f64::from(seq), value }).collect()
 }
 
 #[test]
@@ -69,7 +62,8 @@ fn a_step_a_drift_and_bursts_are_told_apart() {
 #[test]
 fn events_at_regular_distances_are_found_among_others() {
     let mut random = Random::new(3);
-    let mut events: Vec<u32> = (0..400).map(|_| u32::try_from(random.below(40_000)).unwrap()).collect();
+    let mut events: Vec<u32> =
+        (0..400).map(|_| u32::try_from(random.below(40_000)).unwrap()).collect();
     assert_eq!(periodic(&events_sorted(&mut events.clone()), 39_999, |_| true), None);
     events.extend((3277..40_000).step_by(3277));
     let found = periodic(&events_sorted(&mut events), 39_999, |_| true);

@@ -113,9 +113,7 @@ impl Course {
             let before = if place == 0 { 0 } else { cuts[place - 1] };
             let after = cuts.get(place + 1).copied().unwrap_or(series.len());
             let delta = model[at] - model[at - 1] - slope * (series[at].0 - series[at - 1].0);
-            let error = 1.25
-                * sd
-                * (1.0 / (at - before) as f64 + 1.0 / (after - at) as f64).sqrt();
+            let error = 1.25 * sd * (1.0 / (at - before) as f64 + 1.0 / (after - at) as f64).sqrt();
             if delta.abs() > least && delta.abs() > LEAST_Z * error {
                 course.steps.push((kept[at], delta, error));
             }
@@ -215,8 +213,7 @@ fn bursts(values: &[f64], sd: f64, least: f64) -> Option<Bursts> {
         for start in 0..(count + 1).saturating_sub(width) {
             let window = &above[start..start + width];
             let clipped: f64 = window.iter().map(|value| value.min(6.0 * sd)).sum();
-            let share =
-                window.iter().filter(|value| **value > threshold / 2.0).count() as f64;
+            let share = window.iter().filter(|value| **value > threshold / 2.0).count() as f64;
             if clipped / width as f64 > threshold && share >= 0.7 * width as f64 {
                 slow[start..start + width].iter_mut().for_each(|slow| *slow = true);
             }
@@ -348,20 +345,18 @@ pub(crate) fn effect(delta: f64, error: f64) -> Effect {
 fn step_finding(table: &Table, seq: u32) -> Finding {
     let mut finding = Finding::new(Kind::TimeStep, Some(table.sweep), Some(&table.load));
     let last = table.obs.last().map_or(0, |obs| obs.seq);
-    let t_s = table
-        .obs
-        .iter()
-        .find(|obs| obs.seq >= seq)
-        .map_or(f32::NAN, |obs| obs.t_s);
-    let seconds = if t_s.is_finite() { format!(", {t_s:.3} s after the start") } else { String::new() };
+    let t_s = table.obs.iter().find(|obs| obs.seq >= seq).map_or(f32::NAN, |obs| obs.t_s);
+    let seconds =
+        if t_s.is_finite() { format!(", {t_s:.3} s after the start") } else { String::new() };
     finding.facts.push(format!(
         "it changes at point {seq} of {}, {:.1} % of the run{seconds}",
         u64::from(last) + 1,
         100.0 * f64::from(seq) / f64::from(last.max(1))
     ));
-    finding.inference = "Something happened at that time: what was measured before and after is not \
+    finding.inference =
+        "Something happened at that time: what was measured before and after is not \
                          comparable, and no core or device differs because of it."
-        .to_owned();
+            .to_owned();
     finding.next = "Look what began then (another process, clocks, thermal limits: dmesg, device \
                     logs); measure again when it is over."
         .to_owned();
@@ -374,10 +369,7 @@ pub(crate) fn findings(table: &Table, levels: &[Level], course: &Course) -> Vec<
     for &(at, delta, error) in &course.steps {
         let mut finding = step_finding(table, levels[at].seq);
         finding.effect = Some(effect(delta, error));
-        finding.facts.push(format!(
-            "all rates × {:.3} from there on",
-            (-delta).exp()
-        ));
+        finding.facts.push(format!("all rates × {:.3} from there on", (-delta).exp()));
         found.push(finding);
     }
     if let (Some((total, error)), Some(first), Some(last)) =
@@ -404,9 +396,10 @@ pub(crate) fn findings(table: &Table, levels: &[Level], course: &Course) -> Vec<
         finding.inference = "Everything becomes slower or faster together, slowly: temperature, \
                              clocks or a growing load, not single cores or devices."
             .to_owned();
-        finding.next = "Watch temperature and clocks during the run; let the machine reach a steady \
+        finding.next =
+            "Watch temperature and clocks during the run; let the machine reach a steady \
                         state first; keep randomised blocks (--repeats 3)."
-            .to_owned();
+                .to_owned();
         found.push(finding);
     }
     if let Some(bursts) = &course.bursts {
@@ -443,9 +436,10 @@ pub(crate) fn burst_finding(table: &Table, levels: &[Level], bursts: &Bursts) ->
     finding.inference = "Something takes part of the machine for short times, again and again: \
                          another process, a timer, housekeeping. It hits whatever is measured then."
         .to_owned();
-    finding.next = "Look for periodic jobs (cron, monitoring, health checks) and stop them for the \
+    finding.next =
+        "Look for periodic jobs (cron, monitoring, health checks) and stop them for the \
                     measurement; more blocks (--repeats) average what remains."
-        .to_owned();
+            .to_owned();
     finding
 }
 

@@ -116,11 +116,9 @@ impl View<'_> {
                 Some(Ok(estimates)) => {
                     found.extend(self.structural(kind, &estimates, |_| {}));
                 }
-                Some(Err(why)) => undecided.push(Undecided {
-                    what: what.to_owned(),
-                    devices: Vec::new(),
-                    why,
-                }),
+                Some(Err(why)) => {
+                    undecided.push(Undecided { what: what.to_owned(), devices: Vec::new(), why })
+                }
                 None => {}
             }
         }
@@ -151,9 +149,11 @@ impl View<'_> {
             series.iter().map(|series| Recurrence::of(series, slots, shared)).collect();
         let size = |value: f64| if may_be_faster { value.abs() } else { value };
         let shows = |r: &Recurrence| size(r.effect) > threshold;
-        let strongest = all.iter().flatten().filter(|r| shows(r)).max_by(|a, b| {
-            size(a.effect).total_cmp(&size(b.effect))
-        })?;
+        let strongest = all
+            .iter()
+            .flatten()
+            .filter(|r| shows(r))
+            .max_by(|a, b| size(a.effect).total_cmp(&size(b.effect)))?;
         let sign = strongest.effect.signum();
         let why = all.iter().flatten().filter(|r| shows(r)).find_map(|r| r.why.clone());
         if let Some(why) = why {
@@ -162,8 +162,7 @@ impl View<'_> {
         if strongest.effect.abs() < LEAST_Z * strongest.error {
             return Some(Err("its effect is not beyond the noise".to_owned()));
         }
-        let elsewhere =
-            all.iter().flatten().all(|r| r.effect * sign > 3.0 * r.error);
+        let elsewhere = all.iter().flatten().all(|r| r.effect * sign > 3.0 * r.error);
         if !elsewhere {
             return Some(Err("it does not show at all sizes".to_owned()));
         }
@@ -186,9 +185,7 @@ impl View<'_> {
             Why::Eighth(eighth) => format!("it does not show in eighth {} of the scan", eighth + 1),
             Why::Before(slot) => format!("it does not show before {}", name(*slot)),
             Why::After(slot) => format!("it does not show after {}", name(*slot)),
-            Why::Noisy => {
-                "the noise leaves open whether it was there from the start".to_owned()
-            }
+            Why::Noisy => "the noise leaves open whether it was there from the start".to_owned(),
         }
     }
 
@@ -198,15 +195,13 @@ impl View<'_> {
         by_size: &[Option<Recurrence>],
         place: impl Fn(&mut Finding),
     ) -> Option<Finding> {
-        let (size, best) = by_size
-            .iter()
-            .enumerate()
-            .rev()
-            .find_map(|(at, r)| Some((at, r.as_ref()?)).filter(|(_, r)| r.effect.abs() > self.min_effect))?;
+        let (size, best) = by_size.iter().enumerate().rev().find_map(|(at, r)| {
+            Some((at, r.as_ref()?)).filter(|(_, r)| r.effect.abs() > self.min_effect)
+        })?;
         let table = self.table();
         let mut finding = Finding::new(kind, Some(table.sweep), Some(&table.load));
         place(&mut finding);
-        finding.effect = Some(judge::effect_of(best.effect, best.error));
+        finding.effect = Some(time::effect(best.effect, best.error));
         finding.replicates = Some(Replicates { seen: 8, of: 8 });
         let estimates: Vec<_> = self
             .scan
@@ -222,6 +217,8 @@ impl View<'_> {
                     seen: 8,
                     of: 8,
                     rest_ns: grid.usual_ns(),
+                    nominal_ns: grid.usual_ns(),
+                    unsettled: false,
                 };
                 Some((table.sizes[grid.size], estimate))
             })
@@ -230,7 +227,7 @@ impl View<'_> {
         finding.scales_with_bytes = scales;
         finding.extra_us = extra;
         for (bytes, estimate) in &estimates {
-            let effect = judge::effect_of(estimate.effect, estimate.se);
+            let effect = time::effect(estimate.effect, estimate.se);
             finding.facts.push(format!(
                 "{bytes}: × {:.3} of the rest's rate (95 % interval {:.3} to {:.3}), {:+.1} µs per \
                  transfer",
@@ -371,7 +368,12 @@ impl View<'_> {
         let mut levels = grid.line.clone();
         let in_node = |line: usize| nodes.iter().any(|(_, members)| members.contains(&line));
         let center = |members: &mut dyn Iterator<Item = usize>| {
-            middle(&mut members.map(|line| grid.line[line]).filter(|l| l.is_finite()).collect::<Vec<_>>())
+            middle(
+                &mut members
+                    .map(|line| grid.line[line])
+                    .filter(|l| l.is_finite())
+                    .collect::<Vec<_>>(),
+            )
         };
         let rest = center(&mut (0..levels.len()).filter(|&line| !in_node(line)));
         for (_, members) in nodes {
@@ -432,15 +434,10 @@ impl View<'_> {
             rest.iter().flat_map(|(_, members)| members.iter().copied()).collect();
         let mut decided: Vec<(u32, &Vec<usize>, BySize)> = Vec::new();
         for (node, members) in &taken {
-            let series: Vec<Vec<(usize, f64)>> = self
-                .scan
-                .grids
-                .iter()
-                .map(|grid| grid.difference(members, &others))
-                .collect();
-            let spread = healthy_spread(
-                &others.iter().map(|&line| grid.line[line]).collect::<Vec<f64>>(),
-            );
+            let series: Vec<Vec<(usize, f64)>> =
+                self.scan.grids.iter().map(|grid| grid.difference(members, &others)).collect();
+            let spread =
+                healthy_spread(&others.iter().map(|&line| grid.line[line]).collect::<Vec<f64>>());
             let shared = spread
                 * (1.0 / self.cores(members) as f64 + 1.0 / self.cores(&others) as f64).sqrt();
             match self.weigh_signed(&series, self.min_effect, shared, true) {
@@ -454,9 +451,8 @@ impl View<'_> {
             }
         }
         let axis = self.scan.inner_axis();
-        let groups = group(
-            decided.iter().enumerate().map(|(at, (_, _, r))| (at, r.clone())).collect(),
-        );
+        let groups =
+            group(decided.iter().enumerate().map(|(at, (_, _, r))| (at, r.clone())).collect());
         for group in groups {
             let by_size: BySize = (0..self.scan.grids.len())
                 .map(|size| {
@@ -568,9 +564,8 @@ impl View<'_> {
         let mut found = time::findings(table, &levels, &course);
         for finding in &mut found {
             if let (Kind::TimeStep, Some(effect)) = (finding.kind, finding.effect) {
-                let at = course.steps.iter().find(|step| {
-                    ((-step.1).exp() - effect.ratio).abs() < 1e-12
-                });
+                let at =
+                    course.steps.iter().find(|step| ((-step.1).exp() - effect.ratio).abs() < 1e-12);
                 if let Some((at, ..)) = at {
                     finding.facts.push(format!(
                         "at {} {} (position {at} of {} in the scan)",
@@ -716,9 +711,7 @@ impl View<'_> {
 
 /// Standard deviation of healthy lines.
 fn healthy_spread(deviations: &[f64]) -> f64 {
-    let healthy = || {
-        deviations.iter().filter(|d| d.is_finite() && d.abs() < WIDEST_HEALTHY)
-    };
+    let healthy = || deviations.iter().filter(|d| d.is_finite() && d.abs() < WIDEST_HEALTHY);
     let lines = healthy().count() as f64;
     let square: f64 = healthy().map(|d| d * d).sum();
     ((square + PRIOR_LINES * PRIOR_SPREAD * PRIOR_SPREAD) / (lines + PRIOR_LINES)).sqrt()

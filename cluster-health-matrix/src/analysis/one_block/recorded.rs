@@ -122,9 +122,8 @@ pub(super) fn device_steps(
         if is_decided {
             continue;
         }
-        let onsets: Vec<Onset> = (0..view.scan.grids.len())
-            .filter_map(|grid| onset(view, grid, line))
-            .collect();
+        let onsets: Vec<Onset> =
+            (0..view.scan.grids.len()).filter_map(|grid| onset(view, grid, line)).collect();
         let Some(last) = onsets.last() else { continue };
         let same = steps.iter_mut().find(|(_, known)| {
             known.last().is_some_and(|known| {
@@ -233,8 +232,8 @@ fn onset(view: &View<'_>, at: usize, line: usize) -> Option<Onset> {
     let (low, high) = (middle(&mut before.to_vec()), middle(&mut inside.to_vec()));
     let delta = high - low;
     let spread = |part: &[f64], center: f64| robust_sd(part, center) / (part.len() as f64).sqrt();
-    let error = 1.25
-        * spread(before, low).hypot(spread(inside, high)).max(noise / (count as f64).sqrt());
+    let error =
+        1.25 * spread(before, low).hypot(spread(inside, high)).max(noise / (count as f64).sqrt());
     if delta.abs() < view.min_effect || delta.abs() < 4.0 * error {
         return None;
     }
@@ -336,7 +335,10 @@ pub(super) fn stall(view: &View<'_>) -> Option<Finding> {
     let payers: Vec<usize> = scan.visited.iter().copied().filter(|&line| pays(line)).collect();
     let first = scan.visited.iter().take(MOST_FIRST.min(scan.inner() / 2));
     let firsts: Vec<usize> = first.copied().collect();
-    if payers.is_empty() || !payers.contains(&firsts[0]) || !payers.iter().all(|p| firsts.contains(p)) {
+    if payers.is_empty()
+        || !payers.contains(&firsts[0])
+        || !payers.iter().all(|p| firsts.contains(p))
+    {
         return None;
     }
     let sums: Vec<f64> =

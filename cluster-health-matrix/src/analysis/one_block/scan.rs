@@ -55,9 +55,8 @@ impl<'a> Scan<'a> {
             .iter()
             .filter(|obs| obs.is_block() && usize::from(obs.size) < table.sizes.len())
             .collect();
-        let changes = |of: &dyn Fn(usize) -> u16| {
-            (1..obs.len()).filter(|&at| of(at) != of(at - 1)).count()
-        };
+        let changes =
+            |of: &dyn Fn(usize) -> u16| (1..obs.len()).filter(|&at| of(at) != of(at - 1)).count();
         let by_row = changes(&|at| obs[at].row);
         let by_col = changes(&|at| obs[at].col);
         let outer = usize::from(by_col < by_row);

@@ -7,18 +7,19 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use cluster_health_core::affinity::parse_id_list;
 use cluster_health_core::{Bandwidth, ByteSize, Machine, parse_duration};
+use cluster_health_matrix::compare::CompareOptions;
 use cluster_health_matrix::plan::{ArenaPolicy, CheckPolicy, CorePairPlan, H2dPlan, Order};
 use cluster_health_matrix::report::ReportOptions;
 use cluster_health_matrix::run::OpenMode;
 use cluster_health_matrix::session::RecordOptions;
 use cluster_health_matrix::{Error, Result};
 
-/// Measures the path from CPU cores to accelerators as matrices, and writes them as JSON, CSV,
-/// npy, xlsx and PNG heatmaps.
+/// Measures the path from CPU cores to accelerators as matrices, says which differences are faults
+/// and which are artefacts, and writes JSON, CSV, npy, xlsx, PNG heatmaps and a report.
 ///
-/// Results go to stdout, progress and warnings to stderr. Exit code: 0 everything was measured,
-/// 1 some points were skipped or failed or the run was interrupted, 2 a usage error or nothing
-/// could be measured.
+/// Results go to stdout, progress and warnings to stderr. Exit code of sweeps, `all` and
+/// `diagnose`: 0 healthy, 1 findings, something undecided, points skipped or failed, or the run was
+/// interrupted, 2 a usage error or nothing could be measured. Of other commands: 0 done, 2 error.
 #[derive(Debug, Parser)]
 #[command(name = "cluster-health", version, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -28,7 +29,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Everything about this machine: census, H2D matrix, core-pair matrix, report.
+    /// Everything about this machine: census, H2D matrix, core-pair matrix, diagnosis, report.
     ///
     /// Start here: `cluster-health all --out results`, then open results/report.md,
     /// results/matrices.xlsx and the pictures. Where all pairs of CPUs would take more than about
@@ -61,8 +62,20 @@ pub(crate) enum Command {
     /// that failed. Opens no device. Values of variables that may be secret are left out; look it
     /// through before you send it. Missing software is no error here.
     Env(EnvArgs),
+    /// What a result folder says: faults, artefacts, doubts, and what was not tested.
+    ///
+    /// Reads samples.jsonl and run.json, measures nothing and changes nothing. Prints the first page
+    /// of report.md; its first three lines can be pasted into a ticket.
+    Diagnose(DiagnoseArgs),
     /// Every output of a result folder again, from its samples.jsonl.
     Report(ReportArgs),
+    /// Two runs of the same plan against each other, or three and more as the map of a pod.
+    ///
+    /// Before against after, pod against pod: ratios B ÷ A with 95 % intervals, overall and by
+    /// device, NUMA node and kind of pair, and the cells that changed. Runs of different plans or
+    /// machines are refused with the differences. Exit code: 0 no difference beyond --min-effect,
+    /// 1 differences or inconclusive, 2 refused.
+    Compare(CompareArgs),
     /// Turns measurements of the older tool (results.json, workbooks) or CSV matrices into a
     /// result folder.
     Import(ImportArgs),
@@ -158,7 +171,7 @@ pub(crate) struct CommonArgs {
     /// example 2%; at most 20 blocks.
     #[arg(long, env = "CLUSTER_HEALTH_CI", value_name = "W")]
     ci: Option<String>,
-    /// Smallest difference that counts as a fault.
+    /// Smallest difference that counts as a fault: healthy cores and devices differ a little, too.
     #[arg(long, env = "CLUSTER_HEALTH_MIN_EFFECT", default_value = "3%", value_name = "P")]
     min_effect: String,
     /// Order of the points; sequential exists only to reproduce old runs.
@@ -254,6 +267,10 @@ fn parse_ratio(option: &str, text: &str) -> Result<f64> {
     Ok(value * scale)
 }
 
+fn parse_expect(text: Option<&str>) -> Result<Option<Bandwidth>> {
+    text.map(|text| named("--expect", text.parse())).transpose()
+}
+
 /// `A,B`; unlike in a list of devices, one may stand there twice.
 fn parse_pair(text: &str) -> Result<[u32; 2]> {
     const OPTION: &str = "--device-pair";
@@ -308,7 +325,7 @@ impl CommonArgs {
     }
 
     fn expect(&self) -> Result<Option<Bandwidth>> {
-        self.expect.as_deref().map(|text| named("--expect", text.parse())).transpose()
+        parse_expect(self.expect.as_deref())
     }
 }
 
@@ -490,6 +507,25 @@ pub(crate) struct PlanArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct DiagnoseArgs {
+    /// Result folder.
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Rate that the link should have, for example 58.5GB/s, instead of the plan's: of copies, or of
+    /// pairs (per rank) in a folder of pairs alone.
+    #[arg(long, env = "CLUSTER_HEALTH_EXPECT", value_name = "RATE")]
+    expect: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+impl DiagnoseArgs {
+    pub(crate) fn expect(&self) -> Result<Option<Bandwidth>> {
+        parse_expect(self.expect.as_deref())
+    }
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
     /// Result folder.
     #[arg(value_name = "DIR")]
@@ -498,6 +534,34 @@ pub(crate) struct ReportArgs {
     pub(crate) palette: PaletteArgs,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    /// Result folders: A and B, or the nodes of a pod.
+    #[arg(required = true, num_args = 2.., value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Differences below this share of the rate do not count.
+    #[arg(long, env = "CLUSTER_HEALTH_MIN_EFFECT", default_value = "3%", value_name = "P")]
+    min_effect: String,
+    /// Compare although plans or machines differ; the result is marked.
+    #[arg(long, env = "CLUSTER_HEALTH_FORCE", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new())]
+    force: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+impl CompareArgs {
+    pub(crate) fn options(&self) -> Result<CompareOptions> {
+        const OPTION: &str = "--min-effect";
+        let share = parse_ratio(OPTION, &self.min_effect)?;
+        if !(share > 0.0 && share < 1.0) {
+            let message = format!("'{}' is not between 0 and 100 %", self.min_effect);
+            return Err(Error::invalid(OPTION, message));
+        }
+        Ok(CompareOptions::default().with_min_effect(share).with_force(self.force))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

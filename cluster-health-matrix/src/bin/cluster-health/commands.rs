@@ -9,14 +9,18 @@ use cluster_health_core::affinity::Census;
 use cluster_health_core::rank::RankGroup;
 use cluster_health_core::topology::Topology;
 use cluster_health_core::{BackendKind, Bandwidth, ByteSize, DeviceActivity, Machine};
+use cluster_health_matrix::analysis::Verdict;
+use cluster_health_matrix::compare::{self, CompareVerdict};
 use cluster_health_matrix::environment::Environment;
 use cluster_health_matrix::older::ScanOrder;
 use cluster_health_matrix::older::export::{ExportMeta, export};
 use cluster_health_matrix::older::import::{ImportRequest, SourceFormat, read};
-use cluster_health_matrix::plan::{CorePairPlan, Cost, H2dPlan, allows_same_device};
+use cluster_health_matrix::output::first_page;
+use cluster_health_matrix::plan::{CorePairPlan, Cost, H2dPlan, Order, allows_same_device};
 use cluster_health_matrix::report::Report;
 use cluster_health_matrix::run::{
-    AffinityFile, FolderLock, OpenMode, PlanRecord, RunStatus, SampleReader, unix_seconds, utc_now,
+    AffinityFile, FolderLock, OpenMode, PlanRecord, RunStatus, SAMPLES, SampleReader, unix_seconds,
+    utc_now,
 };
 use cluster_health_matrix::samples::{Sample, Sweep};
 use cluster_health_matrix::session::{RankZero, dismiss, follow, record, record_import};
@@ -25,8 +29,8 @@ use cluster_health_matrix::{CancelToken, Error, Result};
 use serde_json::{Value, json};
 
 use crate::args::{
-    AffinityArgs, AllArgs, Command, ExportArgs, FolderArgs, FormatArg, H2dSweepArgs, ImportArgs,
-    PairSweepArgs, PlanArgs, RanksArg, ReportArgs, ScanArg, SweepArg,
+    AffinityArgs, AllArgs, Command, CompareArgs, DiagnoseArgs, ExportArgs, FolderArgs, FormatArg,
+    H2dSweepArgs, ImportArgs, PairSweepArgs, PlanArgs, RanksArg, ReportArgs, ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
 use crate::{bundle, print_json, print_text};
@@ -35,8 +39,12 @@ use crate::{bundle, print_json, print_text};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Done {
     Clean,
-    /// Some points have no number, or the run was interrupted.
-    Incomplete,
+    /// There are findings or doubts, some points have no number, or the run was interrupted.
+    Wanting,
+    /// The runs differ, or that cannot be told.
+    Differences,
+    /// The runs must not be compared; the differences were shown.
+    Refused,
 }
 
 pub(crate) fn run(command: &Command) -> Result<Done> {
@@ -47,11 +55,16 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
         Command::Affinity(args) => affinity(args),
         Command::Env(args) => bundle::env(args),
         Command::Plan(args) => plan(args),
+        Command::Diagnose(args) => diagnose(args),
         Command::Report(args) => report(args),
+        Command::Compare(args) => compare(args),
         Command::Import(args) => import(args),
         Command::Export(args) => export_older(args),
     }
 }
+
+/// Visits that confirm or refute a suspicion.
+const CONFIRMING_VISITS: usize = 6;
 
 /// `all` measures every pair of CPUs where that is expected to take at most so long.
 const ALL_PAIRS_SECONDS: f64 = 180.0;
@@ -192,7 +205,7 @@ fn record_run(
         };
         return match &plan.core_pair {
             Some(plan) if follow(machine, plan, group, after, &mut cancel)? => Ok(Done::Clean),
-            Some(_) => Ok(Done::Incomplete),
+            Some(_) => Ok(Done::Wanting),
             None => Ok(Done::Clean),
         };
     }
@@ -222,11 +235,34 @@ fn record_run(
         return Err(nothing_measured(&report));
     }
     show(&report, &args.out, args.output.json);
-    Ok(if report.manifest.points.all_measured() && report.manifest.status == RunStatus::Complete {
+    Ok(outcome(&report))
+}
+
+/// Healthy is what was measured to its end without a finding, a doubt or a hole.
+fn outcome(report: &Report) -> Done {
+    let manifest = &report.manifest;
+    let is_whole = manifest.points.all_measured() && manifest.status == RunStatus::Complete;
+    if is_whole && report.diagnosis.verdict == Verdict::Healthy {
         Done::Clean
     } else {
-        Done::Incomplete
-    })
+        Done::Wanting
+    }
+}
+
+fn diagnose(args: &DiagnoseArgs) -> Result<Done> {
+    let report = Report::read_expecting(&args.dir, args.expect()?)?;
+    if report.manifest.points.measured == 0 {
+        return Err(nothing_measured(&report));
+    }
+    for line in &report.bad_lines {
+        log!("warning: {}, {line}", args.dir.join(SAMPLES).display());
+    }
+    if args.output.json {
+        print_json(&serde_json::to_value(&report.diagnosis).unwrap_or_default());
+    } else {
+        print_text(&first_page::render(&report));
+    }
+    Ok(outcome(&report))
 }
 
 fn announce(machine: &Machine, plan: &PlanRecord, notes: &[String], out: &Path) {
@@ -260,7 +296,9 @@ fn announce(machine: &Machine, plan: &PlanRecord, notes: &[String], out: &Path) 
 
 fn nothing_measured(report: &Report) -> Error {
     let reasons: Vec<&str> = report.reasons.keys().map(String::as_str).take(3).collect();
-    Error::output("nothing could be measured", reasons.join("; "))
+    let why =
+        if reasons.is_empty() { "the log has no point".to_owned() } else { reasons.join("; ") };
+    Error::output("nothing could be measured", why)
 }
 
 /// The first Ctrl-C asks for the end, the second one ends at once.
@@ -364,7 +402,10 @@ fn show(report: &Report, dir: &Path, as_json: bool) {
             "status": manifest.status,
             "points": manifest.points,
             "summary": manifest.summary,
-            "verdict": manifest.verdict,
+            "verdict": report.diagnosis.verdict,
+            "findings": report.diagnosis.findings,
+            "tested": report.diagnosis.tested,
+            "not_tested": report.diagnosis.not_tested,
         }));
     }
     let mut text = format!(
@@ -403,6 +444,9 @@ fn show(report: &Report, dir: &Path, as_json: bool) {
     for (reason, count) in report.reasons.iter().take(8) {
         writeln!(text, "{count} × {reason}").ok();
     }
+    text.push('\n');
+    text.push_str(first_page::verdict(report).trim_end());
+    text.push('\n');
     print_text(&text);
 }
 
@@ -469,13 +513,34 @@ fn plan(args: &PlanArgs) -> Result<Done> {
     }
 }
 
+/// Most points that the visits of suspects after the blocks can cost: of every cell at every size.
+fn most_confirming(cells: usize, sizes: usize, order: Order) -> usize {
+    if order == Order::Blocks { CONFIRMING_VISITS * cells * sizes } else { 0 }
+}
+
+/// What a plan says of those visits, and of differences that are none.
+fn confirming(most: usize, min_effect: f64) -> String {
+    let visits = match most {
+        0 => "nothing is visited again after a sequential sweep".to_owned(),
+        most => format!(
+            "what the blocks make suspicious is visited {CONFIRMING_VISITS} more times beside \
+             others to compare with: no or few points on an even machine, hundreds to thousands where \
+             there are faults, never more than {most}"
+        ),
+    };
+    format!("{visits}; differences below {:.2} % are no faults (--min-effect)", 100.0 * min_effect)
+}
+
 fn plan_pairs(args: &PlanArgs, machine: &Machine) -> Result<Done> {
     let plan = args.pair.plan(&args.common, Some(&args.h2d), false, machine)?;
     let cost = plan.cost(machine, assumed_pair_rate(machine, &plan));
     let effects = plan.detectable(machine);
+    let cells = plan.rank0_cpus.len() * plan.rank1_cpus.len();
+    let most = most_confirming(cells, plan.sizes.len(), plan.order);
     if args.output.json {
         print_json(&json!({
             "schema_version": 1, "plan": plan, "cost": cost, "detectable": effects,
+            "confirming_points_at_most": most,
         }));
         return Ok(Done::Clean);
     }
@@ -492,6 +557,7 @@ fn plan_pairs(args: &PlanArgs, machine: &Machine) -> Result<Done> {
         100.0 * effects.cell
     )
     .ok();
+    writeln!(text, "{}", confirming(most, plan.min_effect)).ok();
     print_text(&text);
     Ok(Done::Clean)
 }
@@ -500,9 +566,12 @@ fn plan_h2d(args: &PlanArgs, machine: &Machine) -> Result<Done> {
     let plan = args.h2d.plan(&args.common, machine)?;
     let cost = plan.cost(machine, assumed_rate(machine, plan.largest()));
     let effects = plan.detectable(machine);
+    let cells = plan.cpus.len() * plan.devices.len();
+    let most = most_confirming(cells, plan.sizes.len(), plan.order);
     if args.output.json {
         print_json(&json!({
             "schema_version": 1, "plan": plan, "cost": cost, "detectable": effects,
+            "confirming_points_at_most": most,
         }));
         return Ok(Done::Clean);
     }
@@ -526,6 +595,7 @@ fn plan_h2d(args: &PlanArgs, machine: &Machine) -> Result<Done> {
         100.0 * effects.cell
     )
     .ok();
+    writeln!(text, "{}", confirming(most, plan.min_effect)).ok();
     print_text(&text);
     Ok(Done::Clean)
 }
@@ -539,11 +609,62 @@ fn report(args: &ReportArgs) -> Result<Done> {
     let _lock = FolderLock::take(&args.dir)?;
     let mut report = Report::read(&args.dir)?;
     for line in &report.bad_lines {
-        log!("warning: {}, {line}", args.dir.join("samples.jsonl").display());
+        log!("warning: {}, {line}", args.dir.join(SAMPLES).display());
     }
     report.write(&args.dir, &args.palette.options())?;
     show(&report, &args.dir, args.output.json);
     Ok(Done::Clean)
+}
+
+fn compare(args: &CompareArgs) -> Result<Done> {
+    let options = args.options()?;
+    let mut reports = Vec::new();
+    for dir in &args.runs {
+        let report = Report::read(dir)?;
+        for line in &report.bad_lines {
+            log!("warning: {}, {line}", dir.join("samples.jsonl").display());
+        }
+        reports.push((dir.display().to_string(), report));
+    }
+    let runs: Vec<(&str, &Report)> =
+        reports.iter().map(|(name, report)| (name.as_str(), report)).collect();
+    let (verdict, differences, text, document) = match runs.as_slice() {
+        [a, b] => {
+            let found = compare::compare(*a, *b, &options);
+            let text = found.to_string();
+            (found.verdict, found.differences.clone(), text, serde_json::to_value(found))
+        }
+        _ => {
+            let found = compare::pod(&runs, &options);
+            let text = found.to_string();
+            (found.verdict, found.differences.clone(), text, serde_json::to_value(found))
+        }
+    };
+    if args.output.json {
+        let mut document = document.unwrap_or_default();
+        if verdict == CompareVerdict::Refused {
+            let message = format!("the runs must not be compared: {}", differences.join("; "));
+            let advice = "--force compares all the same";
+            document["error"] = json!({
+                "kind": "refused", "message": message, "call": null, "code": null,
+                "device": null, "rank": null, "advice": advice,
+            });
+        }
+        print_json(&document);
+    } else {
+        print_text(&text);
+    }
+    Ok(match verdict {
+        CompareVerdict::NoDifference => Done::Clean,
+        CompareVerdict::Refused => {
+            for difference in &differences {
+                log!("cluster-health: {difference}");
+            }
+            log!("cluster-health: the runs must not be compared; --force does it all the same");
+            Done::Refused
+        }
+        _ => Done::Differences,
+    })
 }
 
 fn import(args: &ImportArgs) -> Result<Done> {

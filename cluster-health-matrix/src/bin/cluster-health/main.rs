@@ -37,13 +37,16 @@ fn main() -> ExitCode {
         Command::Affinity(args) => args.output.json,
         Command::Env(args) => args.output.json,
         Command::Plan(args) => args.output.json,
+        Command::Diagnose(args) => args.output.json,
         Command::Report(args) => args.output.json,
+        Command::Compare(args) => args.output.json,
         Command::Import(args) => args.output.json,
         Command::Export(args) => args.output.json,
     };
     match commands::run(&cli.command) {
         Ok(Done::Clean) => ExitCode::SUCCESS,
-        Ok(Done::Incomplete) => ExitCode::from(1),
+        Ok(Done::Wanting | Done::Differences) => ExitCode::from(1),
+        Ok(Done::Refused) => ExitCode::from(USAGE),
         Err(error) => {
             if json {
                 print_error(&error);

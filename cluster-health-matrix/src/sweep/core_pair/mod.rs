@@ -302,10 +302,11 @@ impl<'a> Pairs<'a> {
     }
 
     /// Notes how fast the cell of a measured point can be.
-    fn note(&mut self, point: &PlannedPoint, fastest: u64) {
+    fn note(&mut self, point: &PlannedPoint, settled: bool, fastest: u64) {
         let (class, cell) = self.place(point);
         let cells = self.plan.cells();
         let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(KINSHIPS, cells));
+        best.ended(class, settled);
         best.note(class, cell, fastest);
     }
 }
@@ -343,7 +344,7 @@ impl Points for Pairs<'_> {
         let cpus = self.cpus(point);
         check_recalled(point, sample, (cpus[0].0, cpus[1].0))?;
         if let Some(fastest) = fastest(sample) {
-            self.note(point, fastest);
+            self.note(point, sample.settled, fastest);
         }
         Ok(())
     }
@@ -386,7 +387,7 @@ impl Points for Pairs<'_> {
         mark_implausible(sample, self.plan.expect);
         self.accounts.add(sample, began, ended);
         if let Some(fastest) = fastest(&self.sample) {
-            self.note(point, fastest);
+            self.note(point, self.sample.settled, fastest);
         }
         Ok(&self.sample)
     }
