@@ -130,9 +130,10 @@ impl Evidence {
                 findings.append(&mut found);
                 let limits = (min_effect, manifest.status == RunStatus::Complete);
                 findings.extend(judge::unconfirmed(table, fits, &unvisited, limits));
-                findings.extend(judge::underpowered(table, fits, min_effect));
+                let detectable = judge::detectable(table, fits, min_effect);
+                findings.extend(judge::underpowered(table, &detectable, min_effect));
                 findings.extend(artefact::find(&fitted));
-                tested.extend(judge::power(table, fits, min_effect));
+                tested.extend(judge::power(&detectable));
             } else {
                 findings.extend(one_block::judge(table, manifest, min_effect));
             }
