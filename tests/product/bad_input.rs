@@ -456,5 +456,8 @@ fn variables_are_recorded_but_no_secrets() {
 /// The text without the times of day in it.
 fn timeless(text: &str) -> String {
     let parts = text.split(|c: char| c.is_whitespace() || matches!(c, '"' | ','));
-    parts.filter(|part| !(part.starts_with("20") && part.contains('T'))).collect::<Vec<_>>().join(" ")
+    parts
+        .filter(|part| !(part.starts_with("20") && part.contains('T')))
+        .collect::<Vec<_>>()
+        .join(" ")
 }

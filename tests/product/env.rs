@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::simulator;
-use crate::support::{Place, QUIET, Ran, cluster_health, json};
+use crate::support::{Place, QUIET, Ran, assert_whole, cluster_health, json};
 
 /// No process has this id.
 const NOBODY: i32 = 999_999_999;

@@ -303,12 +303,7 @@ fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
 
 /// The level of each visit among these points of a row, which come in order of measurement. Visits to
 /// a few cells only (those that `--ci` adds) tell about these, not about the row.
-fn visit_levels(
-    members: &[u32],
-    rest: &[f64],
-    visit: impl Fn(u32) -> u32,
-    q: f64,
-) -> Vec<f64> {
+fn visit_levels(members: &[u32], rest: &[f64], visit: impl Fn(u32) -> u32, q: f64) -> Vec<f64> {
     let visits = || members.chunk_by(|a, b| visit(*a) == visit(*b));
     let most = visits().map(<[u32]>::len).max().unwrap_or(0);
     visits()
