@@ -218,8 +218,8 @@ fn truths_are_those_of_the_formula() {
     assert!(checked > 200, "{checked}");
 }
 
+/// What is asserted is below what 10,000 machines give (docs/measuring.md): a few hundred vary.
 #[test]
-#[ignore = "until there is a judging"]
 fn drawn_machines_are_judged_rightly() {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let summary = judging::many(1, 300, (None, false), jobs, &|judged| {
@@ -230,5 +230,16 @@ fn drawn_machines_are_judged_rightly() {
     for line in summary.failures() {
         println!("{line}");
     }
-    assert_eq!(summary.shortfalls(), Vec::<String>::new());
+    let all = &summary.all;
+    for (share, least) in [
+        (all.precision, 0.96),
+        (all.recall, 0.95),
+        (all.effect, 0.96),
+        (all.coverage, 0.88),
+        (all.scale, 0.98),
+    ] {
+        assert!(share.hits as f64 >= least * share.of as f64, "{summary}");
+    }
+    assert!(summary.healthy_new.hits * 50 <= summary.healthy_new.of, "{summary}");
+    assert_eq!(summary.healthy_old.hits, 0, "{summary}");
 }

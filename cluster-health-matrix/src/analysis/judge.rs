@@ -1,5 +1,7 @@
 //! From suspicions and the visits that confirmed them to findings.
 
+use std::collections::BTreeSet;
+
 use cluster_health_core::ByteSize;
 
 use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
@@ -8,7 +10,7 @@ use super::fit::{self, Fit};
 use super::suspect::{
     Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals, rests,
 };
-use super::table::{Kinship, Table};
+use super::table::{Kinship, Obs, Table};
 use crate::samples::Sweep;
 
 /// Family-wise error of all structural findings of a run.
@@ -675,34 +677,52 @@ fn name(table: &Table, shape: &Shape) -> String {
 }
 
 /// Share of a line's points that are slow now and then, from which it is told.
-const UNSTEADY_SHARE: f64 = 0.1;
+const UNSTEADY_SHARE: f64 = 0.2;
+/// Visits that have such points: a disturbance hits a few only.
+const UNSTEADY_VISITS: usize = 6;
 /// How much slower such a point is at least, logarithm of the time.
 const UNSTEADY_EFFECT: f64 = 0.1;
 
 /// Rows and columns of which many points are slow and many are not, other than of the rest: no median
 /// shows that, and it is not healthy.
-pub(crate) fn unsteady(table: &Table, fits: &[Option<Fit>]) -> Vec<Finding> {
+pub(crate) fn unsteady(table: &Table, fits: &[Option<Fit>], suspects: &[Suspect]) -> Vec<Finding> {
     let Some(fit) = fits.iter().rev().flatten().next() else { return Vec::new() };
     let least = UNSTEADY_EFFECT.max(6.0 * fit.point_sd);
     let shape = table.shape();
     let mut counts: [Vec<(u32, u32)>; 2] = shape.map(|lines| vec![(0, 0); lines]);
+    let mut visits: [Vec<BTreeSet<u32>>; 2] = shape.map(|lines| vec![BTreeSet::new(); lines]);
+    let is_known = |obs: &Obs| {
+        suspects.iter().any(|suspect| {
+            let (row, col) = (usize::from(obs.row), usize::from(obs.col));
+            matches!(suspect.shape, Shape::Block { .. }) && suspect.shape.has(table, row, col)
+        })
+    };
     for (&at, rest) in fit.which.iter().zip(rests(table, fit)) {
         let obs = &table.obs[at as usize];
-        if obs.is_block() {
-            for (counts, line) in counts.iter_mut().zip([obs.row, obs.col]) {
-                let (all, slow) = &mut counts[usize::from(line)];
-                *all += 1;
-                *slow += u32::from(f64::from(rest) > least);
+        if !obs.is_block() {
+            continue;
+        }
+        let is_slow = f64::from(rest) > least && !is_known(obs);
+        for (axis, line) in [obs.row, obs.col].into_iter().enumerate() {
+            let (all, slow) = &mut counts[axis][usize::from(line)];
+            *all += 1;
+            if is_slow {
+                *slow += 1;
+                visits[axis][usize::from(line)].insert(obs.visit);
             }
         }
     }
     let mut findings = Vec::new();
-    for (counts, axis) in counts.iter().zip([&table.rows, &table.cols]) {
+    for ((counts, visits), axis) in counts.iter().zip(&visits).zip([&table.rows, &table.cols]) {
         let share = |&(all, slow): &(u32, u32)| f64::from(slow) / f64::from(all.max(1));
         let usual = fit::middle(&mut counts.iter().map(share).collect::<Vec<f64>>());
         let limit = UNSTEADY_SHARE.max(4.0 * usual);
         let unsteady: Vec<usize> = (0..counts.len())
-            .filter(|&line| counts[line].0 >= 20 && share(&counts[line]) > limit)
+            .filter(|&line| {
+                counts[line].0 >= 20
+                    && share(&counts[line]) > limit
+                    && visits[line].len() >= UNSTEADY_VISITS
+            })
             .collect();
         // Where most of an axis is unsteady, it is not the lines.
         if unsteady.is_empty() || 3 * unsteady.len() > counts.len() {
