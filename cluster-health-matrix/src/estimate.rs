@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use cluster_health_core::{Bandwidth, ByteSize};
 use ndarray::Array3;
 
+use crate::blocks::Blocks;
 use crate::matrix::{Axis, CellStatus, Matrix, Memory};
 use crate::plan::H2dPlan;
 use crate::samples::{PointStatus, Sample, Sweep};
@@ -189,7 +190,13 @@ impl Estimates {
 
     /// The matrix, and how many block values were implausible beside those marked at once.
     #[must_use]
-    pub fn finish(mut self) -> (Matrix, u64) {
+    pub fn finish(self) -> (Matrix, u64) {
+        let (matrix, dropped, _) = self.finish_with_blocks();
+        (matrix, dropped)
+    }
+
+    /// The same with the rates of every block, from which the matrix is made.
+    pub(crate) fn finish_with_blocks(mut self) -> (Matrix, u64, Blocks) {
         let dropped = self.drop_implausible();
         let shape = (self.sizes.len(), self.rows.len(), self.columns.len());
         let mut gbps = vec![f64::NAN; self.status.len()];
@@ -218,7 +225,14 @@ impl Estimates {
         if let Ok(status) = Array3::from_shape_vec(shape, self.status) {
             matrix.status = status;
         }
-        (matrix, dropped)
+        let mut blocks = Blocks::default();
+        for (number, rates) in self.blocks {
+            if let Ok(rates) = Array3::from_shape_vec(shape, rates) {
+                blocks.numbers.push(number);
+                blocks.gbps.push(rates);
+            }
+        }
+        (matrix, dropped, blocks)
     }
 
     /// The matrix alone.

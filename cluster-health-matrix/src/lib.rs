@@ -5,7 +5,8 @@
 //! |---|---|
 //! | planning | [`plan`], [`schedule`] |
 //! | measuring | [`sweep`], [`samples`], [`estimate`] |
-//! | judging | [`analysis`] |
+//! | judging | [`analysis`], [`compare`] |
+//! | telling | [`calibrate`], [`placement`], [`blocks`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
 //! | showing | [`matrix`], [`report`], [`output`] |
 //! | the older tool's files | [`older`] |
@@ -30,6 +31,10 @@
 #![forbid(unsafe_code)]
 
 pub mod analysis;
+pub mod blocks;
+pub mod calibrate;
+mod classes;
+pub mod compare;
 pub mod environment;
 pub mod error;
 pub mod estimate;
@@ -37,6 +42,7 @@ pub mod matrix;
 pub mod observer;
 pub mod older;
 pub mod output;
+pub mod placement;
 pub mod plan;
 pub mod report;
 pub mod run;
@@ -44,6 +50,7 @@ pub mod samples;
 pub mod schedule;
 pub mod session;
 pub mod stats;
+mod student;
 pub mod sweep;
 
 pub use error::{Error, Result};

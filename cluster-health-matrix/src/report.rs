@@ -9,6 +9,8 @@
 //! | `matrices.xlsx` | heat sheets, Summary, Affinity, Environment (feature `xlsx`) |
 //! | `report.md` | the verdict and what it rests on, what was not tested, and the numbers |
 //! | `run.json` | summary, counts and verdict brought up to date |
+//! | `calibration.json` | matrices, fixed costs and rates for cost models, [`calibrate`](crate::calibrate) |
+//! | `placement.json` | which cores should feed which device, [`placement`](crate::placement) |
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -17,15 +19,18 @@ use std::path::Path;
 use cluster_health_core::{Bandwidth, CpuId};
 
 use crate::analysis::{Axes, Diagnosis, Evidence};
+use crate::blocks::{Blocks, ProbeTime};
+use crate::calibrate::{CALIBRATION, Calibration};
 use crate::error::Result;
 use crate::estimate::{Estimates, axes_of_plan, pair_axes};
 use crate::matrix::{Axis, Matrix, Memory, Slice};
 use crate::output::{csv, markdown, npy};
+use crate::placement::{PLACEMENT, Placement};
 use crate::run::{
     AFFINITY, AffinityFile, Manifest, PointCounts, SampleReader, SummaryRow, read_json,
     write_by_rename, write_json,
 };
-use crate::samples::{PointStatus, Sample, Sweep};
+use crate::samples::{Phase, PointStatus, Sample, Sweep};
 use crate::stats::quantile_sorted;
 
 /// How outputs look.
@@ -53,6 +58,11 @@ pub struct Report {
     pub manifest: Manifest,
     /// One matrix per sweep, load and memory kind.
     pub matrices: Vec<Matrix>,
+    /// What each block measured, in the order of [`matrices`](Self::matrices).
+    pub blocks: Vec<Blocks>,
+    /// NUMA nodes of the sampled pages of host memory: by the node of the CPU that copied, by the
+    /// node of the pages, how many; unverified memory is not in it.
+    pub pages: BTreeMap<u32, BTreeMap<u32, u64>>,
     /// The census, where the folder has one.
     pub affinity: Option<AffinityFile>,
     /// Lines of the log that are not samples.
@@ -106,9 +116,15 @@ impl Report {
         let mut matrices = Vec::new();
         let mut points = gathering.points;
         merge_unstarted(&mut gathering.groups, gathering.unstarted);
-        for ((_, _, memory), estimates) in gathering.groups {
-            let (mut matrix, dropped) = estimates.finish();
-            matrix.memory = memory;
+        let mut all_blocks = Vec::new();
+        for (key, estimates) in gathering.groups {
+            let (mut matrix, dropped, mut blocks) = estimates.finish_with_blocks();
+            matrix.memory = key.2;
+            if let Some(host) = gathering.host_groups.remove(&key) {
+                blocks.host_gbps = host.finish_with_blocks().2.gbps;
+            }
+            blocks.probes = gathering.probes.remove(&key).unwrap_or_default();
+            all_blocks.push(blocks);
             points.measured = points.measured.saturating_sub(dropped);
             points.implausible += dropped;
             if dropped > 0 {
@@ -128,6 +144,8 @@ impl Report {
         Ok(Self {
             manifest,
             matrices,
+            blocks: all_blocks,
+            pages: gathering.pages,
             affinity,
             bad_lines: gathering.bad_lines,
             reasons: gathering.reasons,
@@ -165,6 +183,9 @@ impl Report {
                 .notes
                 .extend(notes.into_iter().map(|note| format!("{WORKBOOK_NOTE}{note}")));
         }
+        let calibration = Calibration::of(self);
+        write_by_rename(&dir.join(CALIBRATION), |out| calibration.write(out))?;
+        write_json(&dir.join(PLACEMENT), &Placement::of(self))?;
         write_by_rename(&dir.join("report.md"), |out| {
             out.write_all(markdown::render(self).as_bytes())
         })?;
@@ -228,6 +249,10 @@ fn merge_unstarted(groups: &mut Groups, unstarted: Groups) {
 struct Gathering {
     evidence: Evidence,
     groups: Groups,
+    /// By the host clock, of points that device events timed.
+    host_groups: Groups,
+    probes: BTreeMap<(Sweep, String, Memory), Vec<ProbeTime>>,
+    pages: BTreeMap<u32, BTreeMap<u32, u64>>,
     /// Points that have no memory because they were never started.
     unstarted: Groups,
     /// Of the sweeps whose rows are CPUs and columns devices, and of the pairs.
@@ -295,6 +320,9 @@ impl Gathering {
         Ok(Self {
             evidence: Evidence::new(cores),
             groups: Groups::new(),
+            host_groups: Groups::new(),
+            probes: BTreeMap::new(),
+            pages: BTreeMap::new(),
             unstarted: Groups::new(),
             axes,
             nodes,
@@ -320,8 +348,13 @@ impl Gathering {
             let total: u32 = pages.values().sum();
             let at_home = pages.get(home).copied().unwrap_or(0);
             self.misplaced += u64::from(at_home < total);
+            let seen = self.pages.entry(*home).or_default();
+            for (node, count) in pages {
+                *seen.entry(*node).or_insert(0) += u64::from(*count);
+            }
         }
-        if !sample.is_matrix_point() {
+        let is_probe = sample.phase == Phase::Probe && sample.status == PointStatus::Measured;
+        if sample.sentinel || !(is_probe || sample.is_matrix_point()) {
             return;
         }
         let memory = match sample.pinned {
@@ -332,23 +365,23 @@ impl Gathering {
         };
         // A point that was never started used no memory: it belongs to those that were.
         let unstarted = memory == Memory::Unknown && sample.status != PointStatus::Measured;
-        let groups = if unstarted { &mut self.unstarted } else { &mut self.groups };
         let key = (sample.sweep, sample.load.clone(), memory);
+        if is_probe {
+            self.probes.entry(key).or_default().extend(ProbeTime::of(sample));
+            return;
+        }
+        let groups = if unstarted { &mut self.unstarted } else { &mut self.groups };
         let Some((sizes, rows, columns)) = &self.axes[usize::from(sample.sweep.is_pair())] else {
             return;
         };
-        groups
-            .entry(key)
-            .or_insert_with(|| {
-                Estimates::new(
-                    sample.sweep,
-                    &sample.load,
-                    sizes.clone(),
-                    rows.clone(),
-                    columns.clone(),
-                )
-            })
-            .add(sample);
+        let empty = || {
+            Estimates::new(sample.sweep, &sample.load, sizes.clone(), rows.clone(), columns.clone())
+        };
+        if let Some(times) = &sample.host_iter_ns {
+            let by_host = Sample { iter_ns: times.clone(), ..sample.clone() };
+            self.host_groups.entry(key.clone()).or_insert_with(empty).add(&by_host);
+        }
+        groups.entry(key).or_insert_with(empty).add(sample);
     }
 }
 

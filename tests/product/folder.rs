@@ -51,6 +51,7 @@ fn all_and_h2d_make_exactly_the_files_of_the_contract() {
             ["samples.jsonl", "run.json", "affinity.json", "matrices.xlsx", "report.md"]
                 .map(str::to_owned)
                 .into();
+        wanted.extend(["calibration.json", "placement.json"].map(str::to_owned));
         for stem in stems {
             wanted.extend(["csv", "npy", "png"].map(|end| format!("{stem}.{end}")));
         }

@@ -12,6 +12,7 @@ mod ascend_core;
 mod ascend_pairs;
 mod bad_input;
 mod commands;
+mod compare;
 mod diagnose;
 mod env;
 mod field_cases;

@@ -32,7 +32,7 @@ fn the_live_sweep_writes_every_file_and_every_field() {
     assert_complete(&out, &[8, 64 * KIB], [&cpus, &cpus], 3);
 
     let mut files = vec!["affinity.json", "matrices.xlsx", "report.md", "run.json"];
-    files.push("samples.jsonl");
+    files.extend(["samples.jsonl", "calibration.json", "placement.json"]);
     let mut files: BTreeSet<String> = files.into_iter().map(str::to_owned).collect();
     for end in ["csv", "npy", "png"] {
         files.extend(["8B", "64KiB"].map(|size| format!("core-pair-{size}.{end}")));

@@ -275,6 +275,7 @@ fn force_replaces_our_files_and_no_others() {
     found.sort();
     let wanted = [
         "affinity.json",
+        "calibration.json",
         "data.csv",
         "h2d-1MiB.csv",
         "h2d-1MiB.npy",
@@ -282,6 +283,7 @@ fn force_replaces_our_files_and_no_others() {
         "matrices.xlsx",
         "more",
         "notes.txt",
+        "placement.json",
         "report.md",
         "run.json",
         "run.json.bak",

@@ -26,9 +26,7 @@ pub(crate) fn find(table: &Table, fits: &[Option<Fit>]) -> Vec<Additive> {
             table.sizes[size].bytes() as f64 / table.sizes[small_size].bytes() as f64
         }
         // The probes tell what the one size alone cannot.
-        None => {
-            table.sizes[small_size].bytes() as f64 / crate::plan::PROBE_SIZE.bytes() as f64
-        }
+        None => table.sizes[small_size].bytes() as f64 / crate::plan::PROBE_SIZE.bytes() as f64,
     };
     if growth < 1.5 {
         return found;

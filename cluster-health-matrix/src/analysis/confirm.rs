@@ -320,7 +320,9 @@ impl SizeView<'_> {
             let keeps = |&member: &usize| {
                 let mut levels: Vec<f64> = points
                     .iter()
-                    .filter(|point| own(point) == member && whole.has(self.table, point.row, point.col))
+                    .filter(|point| {
+                        own(point) == member && whole.has(self.table, point.row, point.col)
+                    })
                     .map(|point| point.level - point.time - self.fit.row[point.row])
                     .collect();
                 levels.len() < 4 || middle(&mut levels) > 0.4 * effect
@@ -374,7 +376,8 @@ impl SizeView<'_> {
                 });
             }
             // Points of one visit share its level, which cancels against the others of it.
-            let level = if by_visit && others.len() >= 3 { middle(&mut others.clone()) } else { 0.0 };
+            let level =
+                if by_visit && others.len() >= 3 { middle(&mut others.clone()) } else { 0.0 };
             if by_visit {
                 controls.extend(others.iter().map(|value| value - level));
                 for point in usable.iter().filter(|point| inside(point)) {
@@ -454,8 +457,7 @@ impl SizeView<'_> {
         let pooled = 1.25 * sd / (1.0_f64).max(per_round).sqrt();
         // The suspect's own scatter is known from four values only; the controls' from many.
         let round_sd = if controls >= 12 { pooled.max(0.7 * own_sd) } else { pooled.max(own_sd) };
-        let noise = (round_sd.powi(2) / (0.93 * of as f64)
-            + (1.25 * sd).powi(2) / controls as f64)
+        let noise = (round_sd.powi(2) / (0.93 * of as f64) + (1.25 * sd).powi(2) / controls as f64)
             .sqrt()
             .max(1e-6);
         let blocks = f64::from(table.blocks.max(1));

@@ -8,7 +8,7 @@ use super::finding::{Diagnosis, Effect, Finding, Kind};
 use super::table::Table;
 use super::{Fitted, artefact, judge, load, one_block, suspect};
 use crate::matrix::Axis;
-use crate::plan::{DEFAULT_MIN_EFFECT, Order};
+use crate::plan::{DEFAULT_MIN_EFFECT, Order, PROBE_SIZE};
 use crate::run::{Manifest, RunStatus};
 use crate::samples::{DataCheck, PointStatus, Sample, Sweep};
 use crate::stats::median;
@@ -93,13 +93,19 @@ impl Evidence {
                 .take(20)
                 .map(|(cpu, reason)| format!("CPU {cpu}: {reason}"))
                 .collect();
-            finding.inference = "The plan names CPUs that no thread of this run can be bound to.".to_owned();
+            finding.inference =
+                "The plan names CPUs that no thread of this run can be bound to.".to_owned();
             finding.next =
                 "Check the cpuset of the container or job, and CPUs that are offline.".to_owned();
             findings.push(finding);
         }
         for ((sweep, load), places) in &self.mismatches {
-            findings.push(corruption(*sweep, load, places, self.tables.get(&(*sweep, load.clone()))));
+            findings.push(corruption(
+                *sweep,
+                load,
+                places,
+                self.tables.get(&(*sweep, load.clone())),
+            ));
         }
         for ((sweep, load), places) in &self.implausible {
             findings.push(implausible(*sweep, load, places));
@@ -124,7 +130,9 @@ impl Evidence {
             if randomised {
                 let (mut found, unvisited) = judge::confirmed(table, fits, &suspects, min_effect);
                 findings.append(&mut found);
-                findings.extend(judge::unconfirmed(table, &unvisited));
+                let limits = (min_effect, manifest.status == RunStatus::Complete);
+                findings.extend(judge::unconfirmed(table, fits, &unvisited, limits));
+                findings.extend(judge::underpowered(table, fits, min_effect));
                 findings.extend(artefact::find(&fitted));
                 let power = judge::power(table, fits, min_effect).into_iter();
                 tested.extend(power.map(|line| load::under(line, &table.load)));
@@ -145,7 +153,8 @@ impl Evidence {
     fn unbindable(&mut self, manifest: &Manifest) {
         let plan = &manifest.plan;
         if let Some(plan) = &plan.h2d {
-            self.unbindable.extend(plan.unusable_cpus.iter().map(|(cpu, why)| (cpu.0, why.clone())));
+            self.unbindable
+                .extend(plan.unusable_cpus.iter().map(|(cpu, why)| (cpu.0, why.clone())));
         }
         if let Some(plan) = &plan.core_pair {
             for list in [&plan.unusable_rank0_cpus, &plan.unusable_rank1_cpus] {
@@ -214,12 +223,13 @@ fn implausible(sweep: Sweep, load: &str, places: &Places) -> Finding {
     finding.facts.extend(places.reason.clone());
     finding.inference =
         "The clock or the transfer is not what it seems; these points are in no matrix.".to_owned();
-    finding.next = "Check --expect, and whether the transfers are really made (--check full)."
-        .to_owned();
+    finding.next =
+        "Check --expect, and whether the transfers are really made (--check full).".to_owned();
     finding
 }
 
-/// Everything stays below the rate that was expected.
+/// Everything stays below the rate that was expected. A rate is compared without the fixed cost of a
+/// transfer where two sizes, or one and the probes, tell it.
 fn ceiling(
     table: &Table,
     fits: &[Option<super::fit::Fit>],
@@ -229,19 +239,40 @@ fn ceiling(
     let size = fits.iter().rposition(Option::is_some)?;
     let fit = fits[size].as_ref()?;
     let bytes = table.sizes[size];
+    // Where time slowed the whole run, its best stretch tells what the node can.
+    let typical = |size: usize| -> Option<f64> {
+        let mut times: Vec<f64> = table
+            .obs
+            .iter()
+            .filter(|obs| usize::from(obs.size) == size && !obs.sentinel && !obs.is_confirm())
+            .map(|obs| f64::from(obs.ln))
+            .collect();
+        (times.len() >= 2).then(|| median(&mut times).exp())
+    };
+    let smaller = (0..size)
+        .map(|size| (size, table.sizes[size]))
+        .chain([(table.sizes.len(), PROBE_SIZE)])
+        .filter(|(_, smaller)| smaller.bytes() * 4 <= bytes.bytes())
+        .find_map(|(size, bytes)| Some((bytes, typical(size)?)));
+    let asymptotic = |large_ns: f64| match smaller {
+        Some((small, small_ns)) if large_ns > small_ns => {
+            (bytes.bytes() - small.bytes()) as f64 / (large_ns - small_ns)
+        }
+        _ => bytes.bytes() as f64 / large_ns,
+    };
     let mut rates: Vec<f64> = fit
         .which
         .iter()
         .map(|&at| &table.obs[at as usize])
         .filter(|obs| obs.is_block())
-        .map(|obs| Bandwidth::of(bytes, f64::from(obs.ln).exp()).as_gb_per_second())
+        .map(|obs| asymptotic(f64::from(obs.ln).exp()))
         .collect();
     let typical = median(&mut rates);
     let expect = expect.as_gb_per_second();
     let ratio = typical / expect;
-    // The upper quartile too: a ceiling is what nothing comes above.
+    // The fast cells too: a ceiling is what nothing comes above.
     let high = crate::stats::quantile_sorted(&rates, 0.9);
-    if ratio >= 1.0 - min_effect || high >= 0.99 * expect {
+    if ratio >= 1.0 - min_effect || high >= expect {
         return None;
     }
     let mut finding = Finding::new(Kind::NodeCeiling, Some(table.sweep), Some(&table.load));
@@ -251,8 +282,12 @@ fn ceiling(
         low: ratio * (-2.0 * error).exp(),
         high: ratio * (2.0 * error).exp(),
     });
+    let how = match smaller {
+        Some((small, _)) => format!("from {small} to {bytes}, without the cost per transfer"),
+        None => format!("at {bytes}, the cost per transfer included"),
+    };
     finding.facts.push(format!(
-        "{bytes}: median {typical:.3} GB/s, 90th percentile {high:.3} GB/s, expected {expect:.3} GB/s"
+        "{how}: median {typical:.3} GB/s, 90th percentile {high:.3} GB/s, expected {expect:.3} GB/s"
     ));
     finding.inference = "All cells stay below the expected rate: the node as a whole is limited, \
                          or the expectation is not for this size."
@@ -296,8 +331,12 @@ fn not_tested(
     let knows = |known: fn(&Table) -> bool| tables.values().all(known);
     if !sweeps.contains(&Sweep::CorePair) {
         missing.push("placement of pairs: ranks that share a core need pairs of ranks".to_owned());
-    } else if !knows(|table| table.row_cores.iter().chain(&table.col_cores).any(Option::is_some) || !table.sweep.is_pair()) {
-        missing.push("placement on threads: without a census SMT siblings are not known".to_owned());
+    } else if !knows(|table| {
+        table.row_cores.iter().chain(&table.col_cores).any(Option::is_some)
+            || !table.sweep.is_pair()
+    }) {
+        missing
+            .push("placement on threads: without a census SMT siblings are not known".to_owned());
     }
     if !knows(|table| table.rows.nodes.iter().any(Option::is_some)) {
         missing.push("placement on nodes: the NUMA nodes of the CPUs are not known".to_owned());

@@ -126,14 +126,13 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
     let obs = |at: u32| &table.obs[which[at as usize] as usize];
     let count = u32::try_from(which.len()).ok()?;
     let block = |at: u32| {
-        let is_masked = |row, col| mask.is_some_and(|mask| mask(usize::from(row), usize::from(col)));
+        let is_masked =
+            |row, col| mask.is_some_and(|mask| mask(usize::from(row), usize::from(col)));
         Some(obs(at)).filter(|obs| obs.is_block() && !is_masked(obs.row, obs.col))
     };
     let level_quantile = |count| if mask.is_some() { 0.5 } else { fast_quantile(count) };
-    let by_row =
-        Groups::new(rows, (0..count).map(|at| block(at).map(|obs| usize::from(obs.row))));
-    let by_col =
-        Groups::new(cols, (0..count).map(|at| block(at).map(|obs| usize::from(obs.col))));
+    let by_row = Groups::new(rows, (0..count).map(|at| block(at).map(|obs| usize::from(obs.row))));
+    let by_col = Groups::new(cols, (0..count).map(|at| block(at).map(|obs| usize::from(obs.col))));
     if by_row.members.is_empty() {
         return None;
     }
@@ -210,8 +209,10 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
                 quantile(&mut scratch, q)
             })
             .collect();
-        let (levels, cuts) = smooth(&levels);
-        fit.cuts = cuts.into_iter().map(|bin| table.obs[which[bins[bin].start] as usize].seq).collect();
+        // Before rows are known, a few slow ones together look like a disturbance.
+        let (levels, cuts) = smooth(&levels, round > 0);
+        fit.cuts =
+            cuts.into_iter().map(|bin| table.obs[which[bins[bin].start] as usize].seq).collect();
         for (bin, level) in bins.iter().zip(levels) {
             for at in bin.clone() {
                 #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
@@ -244,8 +245,21 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
                 fit.class[class as usize] += middle(&mut scratch);
             }
         }
-        if round + 2 < ROUNDS && !is_pair && cols > 1 {
+        // Not before rows and time are known from each other.
+        if round > 0 && round + 2 < ROUNDS && !is_pair && cols > 1 {
             update(&fit, &mut rest);
+            // Against the others of the same visit: what time does to all of them is no step.
+            let mut start = 0;
+            for at in 1..=count {
+                if at == count || obs(at).visit != obs(start).visit {
+                    let visit = &mut rest[start as usize..at as usize];
+                    if visit.len() >= 4 {
+                        let level = middle(&mut visit.to_vec());
+                        visit.iter_mut().for_each(|rest| *rest -= level);
+                    }
+                    start = at;
+                }
+            }
             fit.steps.extend(device_steps(&by_col, &rest, cols, |at| obs(at).seq));
         }
     }
@@ -274,10 +288,8 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
 
 /// Shifts the levels of groups that have members to a median of 0 and returns by how much.
 fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
-    let mut present: Vec<f64> = (0..levels.len())
-        .filter(|&at| has_members(at))
-        .map(|at| levels[at])
-        .collect();
+    let mut present: Vec<f64> =
+        (0..levels.len()).filter(|&at| has_members(at)).map(|at| levels[at]).collect();
     let shift = middle(&mut present);
     if shift.is_nan() {
         return 0.0;
@@ -287,12 +299,7 @@ fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
 }
 
 /// The level of each visit among these points of a row, which come in order of measurement.
-fn visit_levels(
-    members: &[u32],
-    rest: &[f64],
-    visit: impl Fn(u32) -> u32,
-    q: f64,
-) -> Vec<f64> {
+fn visit_levels(members: &[u32], rest: &[f64], visit: impl Fn(u32) -> u32, q: f64) -> Vec<f64> {
     members
         .chunk_by(|a, b| visit(*a) == visit(*b))
         .map(|points| {
@@ -328,13 +335,13 @@ const NEAR: usize = 3;
 
 /// What time does to a series of levels: steps, a slow trend, and where neighbours leave both
 /// together, their level. A value never takes part in its own neighbourhood.
-fn smooth(levels: &[f64]) -> (Vec<f64>, Vec<usize>) {
+fn smooth(levels: &[f64], with_trend: bool) -> (Vec<f64>, Vec<usize>) {
     let count = levels.len();
     let mut time = vec![0.0; count];
     let mut cuts = Vec::new();
     segments(levels, &mut time, 0, MOST_SEGMENTS, &mut cuts);
     cuts.sort_unstable();
-    if count < 2 * NEAR + 2 {
+    if count < 2 * NEAR + 2 || !with_trend {
         return (time, cuts);
     }
     let flat: Vec<f64> = levels.iter().zip(&time).map(|(level, time)| level - time).collect();
@@ -424,6 +431,11 @@ fn device_steps(
 /// The most significant change of level of a series between stretches of at least `shortest`
 /// values: where it begins and by how much.
 pub(crate) fn step(values: &[f64], shortest: usize) -> Option<(usize, f64)> {
+    step_above(values, shortest, STEP_Z)
+}
+
+/// As [`step`], with so many standard errors.
+pub(crate) fn step_above(values: &[f64], shortest: usize, least_z: f64) -> Option<(usize, f64)> {
     let count = values.len();
     if count < 2 * shortest {
         return None;
@@ -443,13 +455,14 @@ pub(crate) fn step(values: &[f64], shortest: usize) -> Option<(usize, f64)> {
             continue;
         }
         let (left, right) = (at as f64, (count - at) as f64);
-        let z = ((total - before) / right - before / left).abs() / (sd * (1.0 / left + 1.0 / right).sqrt());
+        let z = ((total - before) / right - before / left).abs()
+            / (sd * (1.0 / left + 1.0 / right).sqrt());
         if z > best.0 {
             best = (z, at);
         }
     }
     let (z, at) = best;
-    if z < STEP_Z {
+    if z < least_z {
         return None;
     }
     let delta = middle(&mut values[at..].to_vec()) - middle(&mut values[..at].to_vec());

@@ -78,9 +78,8 @@ impl Fitted {
             (0..rows).map(|row| left(&mut (row * cols..(row + 1) * cols), cols)).collect();
         let col_left: Vec<bool> =
             (0..cols).map(|col| left(&mut (0..rows).map(|row| row * cols + col), rows)).collect();
-        let mask = |row: usize, col: usize| {
-            masked[row * cols + col] && row_left[row] && col_left[col]
-        };
+        let mask =
+            |row: usize, col: usize| masked[row * cols + col] && row_left[row] && col_left[col];
         self.fits =
             (0..self.fits.len()).map(|size| fit::fit(&self.table, size, Some(&mask))).collect();
     }

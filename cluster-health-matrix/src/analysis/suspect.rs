@@ -335,13 +335,6 @@ pub(crate) fn find(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<
             }
         }
     }
-    if std::env::var_os("CH_DEBUG").is_some() {
-        for suspect in &found { eprintln!("suspect {:?} {:.4}", suspect.shape, suspect.effect); }
-        for fit in fits.iter().flatten() {
-            eprintln!("fit point {:.4} visit {:.4} steps {:?}", fit.point_sd, fit.visit_sd, fit.steps);
-            for axis in [0,1] { let l = axis_levels(table, fit, axis, min_effect); eprintln!("axis {axis} se {:.4} spread {:.4} T {:.4} nodes {:?} levels {:?}", l.se, l.spread, l.threshold, l.nodes, l.level.iter().map(|l| (l*1000.0).round()).collect::<Vec<_>>()); }
-        }
-    }
     found
 }
 
@@ -382,8 +375,7 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
             found.push(Suspect { shape, effect: *effect, size: 0 });
         }
         let least = (levels.threshold - levels.se).max(0.8 * levels.threshold);
-        let slow: Vec<usize> =
-            (0..lines).filter(|&at| levels.level[at] > least).collect();
+        let slow: Vec<usize> = (0..lines).filter(|&at| levels.level[at] > least).collect();
         found.extend(split_partial(axis, &slow, &levels, &rest, [rows, cols]));
     }
     let blocks = f64::from(table.blocks.max(1));
@@ -395,7 +387,8 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
             found.push(Suspect { shape: Shape::Class(kinship), effect, size: 0 });
         }
     }
-    if rows > 1 && cols > 1 {
+    // With two lines the other one alone would tell what a cell should be.
+    if rows > 2 && cols > 2 {
         let known: Vec<Shape> = found.iter().map(|suspect| suspect.shape.clone()).collect();
         found.extend(rectangles(table, rest, &known, min_effect));
     }
@@ -442,7 +435,7 @@ fn split_partial(
         let present = (0..across).filter(|&at| profile(line, at).is_finite()).count();
         let healthy = present - slow_part.len();
         let expected = present as f64 * normal_tail(0.55 * level / rest.se);
-        if across >= 2
+        if across > 2
             && healthy as f64 > 0.06 * present as f64 + 2.0 * expected + 3.0 * expected.sqrt()
         {
             partial.push((line, slow_part));
@@ -464,8 +457,7 @@ fn split_partial(
             !joins
         });
         lines.sort_unstable();
-        let members: Vec<usize> =
-            (0..across).filter(|&at| 2 * votes[at] > lines.len()).collect();
+        let members: Vec<usize> = (0..across).filter(|&at| 2 * votes[at] > lines.len()).collect();
         let effect = lines.iter().map(|&line| levels.level[line]).sum::<f64>() / lines.len() as f64;
         let shape = if axis == 0 {
             Shape::Block { rows: lines, cols: members }
@@ -559,7 +551,8 @@ fn rectangles(
 fn merge(found: &mut Vec<Suspect>) {
     let mut at = 0;
     while at < found.len() {
-        let other = (at + 1..found.len()).find(|&other| joined(&found[at], &found[other]).is_some());
+        let other =
+            (at + 1..found.len()).find(|&other| joined(&found[at], &found[other]).is_some());
         match other {
             Some(other) => {
                 if let Some(joined) = joined(&found[at], &found[other]) {
@@ -589,8 +582,7 @@ fn joined(a: &Suspect, b: &Suspect) -> Option<Suspect> {
     } else {
         return None;
     };
-    let (own, other) =
-        ((rows.len() * cols.len()) as f64, (b_rows.len() * b_cols.len()) as f64);
+    let (own, other) = ((rows.len() * cols.len()) as f64, (b_rows.len() * b_cols.len()) as f64);
     let effect = (a.effect * own + b.effect * other) / (own + other);
     alike.then_some(Suspect { shape, effect, size: a.size })
 }
@@ -667,8 +659,7 @@ fn grow(
             })
             .collect();
         let effect = {
-            let (effect, _) =
-                if axis == 0 { mean(&lines, &across) } else { mean(&across, &lines) };
+            let (effect, _) = if axis == 0 { mean(&lines, &across) } else { mean(&across, &lines) };
             effect
         };
         // First of all lines that share anything with the seed, then by what is more likely.

@@ -7,6 +7,7 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use cluster_health_core::affinity::parse_id_list;
 use cluster_health_core::{Bandwidth, ByteSize, LoadProfile, Machine, parse_duration};
+use cluster_health_matrix::compare::CompareOptions;
 use cluster_health_matrix::plan::{ArenaPolicy, CheckPolicy, CorePairPlan, H2dPlan, Order};
 use cluster_health_matrix::report::ReportOptions;
 use cluster_health_matrix::run::OpenMode;
@@ -68,6 +69,13 @@ pub(crate) enum Command {
     Diagnose(DiagnoseArgs),
     /// Every output of a result folder again, from its samples.jsonl.
     Report(ReportArgs),
+    /// Two runs of the same plan against each other, or three and more as the map of a pod.
+    ///
+    /// Before against after, pod against pod: ratios B ÷ A with 95 % intervals, overall and by
+    /// device, NUMA node and kind of pair, and the cells that changed. Runs of different plans or
+    /// machines are refused with the differences. Exit code: 0 no difference beyond --min-effect,
+    /// 1 differences or inconclusive, 2 refused.
+    Compare(CompareArgs),
     /// Turns measurements of the older tool (results.json, workbooks) or CSV matrices into a
     /// result folder.
     Import(ImportArgs),
@@ -538,6 +546,34 @@ pub(crate) struct ReportArgs {
     pub(crate) palette: PaletteArgs,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    /// Result folders: A and B, or the nodes of a pod.
+    #[arg(required = true, num_args = 2.., value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Differences below this share of the rate do not count.
+    #[arg(long, env = "CLUSTER_HEALTH_MIN_EFFECT", default_value = "3%", value_name = "P")]
+    min_effect: String,
+    /// Compare although plans or machines differ; the result is marked.
+    #[arg(long, env = "CLUSTER_HEALTH_FORCE", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new())]
+    force: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+impl CompareArgs {
+    pub(crate) fn options(&self) -> Result<CompareOptions> {
+        const OPTION: &str = "--min-effect";
+        let share = parse_ratio(OPTION, &self.min_effect)?;
+        if !(share > 0.0 && share < 1.0) {
+            let message = format!("'{}' is not between 0 and 100 %", self.min_effect);
+            return Err(Error::invalid(OPTION, message));
+        }
+        Ok(CompareOptions::default().with_min_effect(share).with_force(self.force))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -10,6 +10,7 @@ use cluster_health_core::rank::RankGroup;
 use cluster_health_core::topology::Topology;
 use cluster_health_core::{BackendKind, Bandwidth, ByteSize, DeviceActivity, LoadProfile, Machine};
 use cluster_health_matrix::analysis::Verdict;
+use cluster_health_matrix::compare::{self, CompareVerdict};
 use cluster_health_matrix::environment::Environment;
 use cluster_health_matrix::older::ScanOrder;
 use cluster_health_matrix::older::export::{ExportMeta, export};
@@ -28,8 +29,8 @@ use cluster_health_matrix::{CancelToken, Error, Result};
 use serde_json::{Value, json};
 
 use crate::args::{
-    AffinityArgs, AllArgs, Command, DiagnoseArgs, ExportArgs, FolderArgs, FormatArg, H2dSweepArgs,
-    ImportArgs, PairSweepArgs, PlanArgs, RanksArg, ReportArgs, ScanArg, SweepArg,
+    AffinityArgs, AllArgs, Command, CompareArgs, DiagnoseArgs, ExportArgs, FolderArgs, FormatArg,
+    H2dSweepArgs, ImportArgs, PairSweepArgs, PlanArgs, RanksArg, ReportArgs, ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
 use crate::{bundle, print_json, print_text};
@@ -40,6 +41,10 @@ pub(crate) enum Done {
     Clean,
     /// There are findings or doubts, some points have no number, or the run was interrupted.
     Wanting,
+    /// The runs differ, or that cannot be told.
+    Differences,
+    /// The runs must not be compared; the differences were shown.
+    Refused,
 }
 
 pub(crate) fn run(command: &Command) -> Result<Done> {
@@ -52,6 +57,7 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
         Command::Plan(args) => plan(args),
         Command::Diagnose(args) => diagnose(args),
         Command::Report(args) => report(args),
+        Command::Compare(args) => compare(args),
         Command::Import(args) => import(args),
         Command::Export(args) => export_older(args),
     }
@@ -620,6 +626,57 @@ fn report(args: &ReportArgs) -> Result<Done> {
     report.write(&args.dir, &args.palette.options())?;
     show(&report, &args.dir, args.output.json);
     Ok(Done::Clean)
+}
+
+fn compare(args: &CompareArgs) -> Result<Done> {
+    let options = args.options()?;
+    let mut reports = Vec::new();
+    for dir in &args.runs {
+        let report = Report::read(dir)?;
+        for line in &report.bad_lines {
+            log!("warning: {}, {line}", dir.join("samples.jsonl").display());
+        }
+        reports.push((dir.display().to_string(), report));
+    }
+    let runs: Vec<(&str, &Report)> =
+        reports.iter().map(|(name, report)| (name.as_str(), report)).collect();
+    let (verdict, differences, text, document) = match runs.as_slice() {
+        [a, b] => {
+            let found = compare::compare(*a, *b, &options);
+            let text = found.to_string();
+            (found.verdict, found.differences.clone(), text, serde_json::to_value(found))
+        }
+        _ => {
+            let found = compare::pod(&runs, &options);
+            let text = found.to_string();
+            (found.verdict, found.differences.clone(), text, serde_json::to_value(found))
+        }
+    };
+    if args.output.json {
+        let mut document = document.unwrap_or_default();
+        if verdict == CompareVerdict::Refused {
+            let message = format!("the runs must not be compared: {}", differences.join("; "));
+            let advice = "--force compares all the same";
+            document["error"] = json!({
+                "kind": "refused", "message": message, "call": null, "code": null,
+                "device": null, "rank": null, "advice": advice,
+            });
+        }
+        print_json(&document);
+    } else {
+        print_text(&text);
+    }
+    Ok(match verdict {
+        CompareVerdict::NoDifference => Done::Clean,
+        CompareVerdict::Refused => {
+            for difference in &differences {
+                log!("cluster-health: {difference}");
+            }
+            log!("cluster-health: the runs must not be compared; --force does it all the same");
+            Done::Refused
+        }
+        _ => Done::Differences,
+    })
 }
 
 fn import(args: &ImportArgs) -> Result<Done> {

@@ -39,12 +39,14 @@ fn main() -> ExitCode {
         Command::Plan(args) => args.output.json,
         Command::Diagnose(args) => args.output.json,
         Command::Report(args) => args.output.json,
+        Command::Compare(args) => args.output.json,
         Command::Import(args) => args.output.json,
         Command::Export(args) => args.output.json,
     };
     match commands::run(&cli.command) {
         Ok(Done::Clean) => ExitCode::SUCCESS,
-        Ok(Done::Wanting) => ExitCode::from(1),
+        Ok(Done::Wanting | Done::Differences) => ExitCode::from(1),
+        Ok(Done::Refused) => ExitCode::from(USAGE),
         Err(error) => {
             if json {
                 print_error(&error);
