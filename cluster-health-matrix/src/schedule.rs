@@ -469,6 +469,55 @@ mod tests {
     }
 
     #[test]
+    fn loads_measure_the_same_cells_in_turn_and_each_as_early_as_late() {
+        let machine = machine(40, 4, 4);
+        let loads = ["idle", "cpu:2", "device"].map(|name| name.parse().unwrap());
+        let sizes = [ByteSize::mib(1), ByteSize::mib(4)];
+        let plan = H2dPlan::builder().sizes(sizes).loads(loads).build(&machine).unwrap();
+        let mut schedule = Schedule::new(&plan, &machine);
+        assert_eq!(schedule.block_len(), (40 * 4 * 2 + 40) * 3);
+        for _ in 0..3 {
+            let points = schedule.next_block(None);
+            let ordinary: Vec<&PlannedPoint> = points.iter().filter(|p| !p.sentinel).collect();
+            assert_eq!(ordinary.len(), schedule.block_len());
+            // A core is measured under one load, then the next one, at the same cells.
+            let visits: Vec<&[&PlannedPoint]> =
+                ordinary.chunk_by(|a, b| a.cell.row == b.cell.row).collect();
+            assert_eq!(visits.len(), 40);
+            let mut orders = Vec::new();
+            for visit in visits {
+                let stretches: Vec<&[&PlannedPoint]> =
+                    visit.chunk_by(|a, b| a.load == b.load).collect();
+                assert_eq!(stretches.len(), 3);
+                let cells = |stretch: &[&PlannedPoint]| -> BTreeSet<(Cell, ByteSize)> {
+                    stretch.iter().map(|point| (point.cell, point.bytes)).collect()
+                };
+                assert!(stretches.iter().all(|other| cells(other) == cells(stretches[0])));
+                orders.push([stretches[0][0].load, stretches[1][0].load, stretches[2][0].load]);
+            }
+            for pair in orders.chunks(2) {
+                assert!(pair[0].iter().eq(pair[1].iter().rev()), "{pair:?}");
+            }
+            assert!(orders.iter().collect::<BTreeSet<_>>().len() > 3, "{orders:?}");
+        }
+    }
+
+    #[test]
+    fn confirming_visits_are_made_under_every_load() {
+        let machine = machine(8, 4, 1);
+        let loads = ["idle", "cpu:2"].map(|name| name.parse().unwrap());
+        let plan =
+            H2dPlan::builder().sizes([ByteSize::mib(1)]).loads(loads).build(&machine).unwrap();
+        let cells = [(1, 0), (1, 2), (5, 3)].map(|(row, column)| Cell { row, column });
+        let points: Vec<_> = Schedule::new(&plan, &machine).confirm(&cells).collect();
+        for load in 0..2 {
+            let visited = points.iter().filter(|point| point.load == load).map(|point| point.cell);
+            assert_eq!(visited.collect::<BTreeSet<_>>(), BTreeSet::from(cells));
+        }
+        assert_eq!(points.len(), 6);
+    }
+
+    #[test]
     fn small_copies_of_the_plan_are_their_own_probes() {
         let machine = machine(8, 2, 1);
         let sizes = [PROBE_SIZE, ByteSize::mib(1)];

@@ -84,7 +84,6 @@ fn values_that_cannot_be_are_named_with_their_place() {
         ("--ci NaN", &["--ci"]),
         ("--expect fast", &["--expect", "'fast'"]),
         ("--expect 0", &["--expect", "above 0"]),
-        ("--load cpu:2", &["--load", "cpu:2"]),
     ];
     for (options, parts) in cases {
         let line = format!("all --backend synthetic:@machine.toml --out @out {options}");

@@ -373,6 +373,38 @@ mod tests {
     }
 
     #[test]
+    fn loads_measure_stretches_of_the_same_pairs_in_turn() {
+        let machine = machine(12, 3);
+        let loads = ["idle", "cpu:2"].map(|name| name.parse().unwrap());
+        let plan = plan(&machine).loads(loads).build(&machine).unwrap();
+        let mut schedule = PairSchedule::new(&plan, &machine, 0);
+        let points_of_one_load = 12 * 12 * 2 + 12;
+        assert_eq!(schedule.block_len(), 2 * points_of_one_load);
+        let points: Vec<PlannedPoint> =
+            schedule.next_block(None).filter(|point| !point.sentinel).collect();
+        let mut first = Vec::new();
+        for stretch in points.chunks(2 * STRETCH) {
+            let (before, after) = stretch.split_at(stretch.len() / 2);
+            let key = |points: &[PlannedPoint]| -> Vec<((usize, usize), u64)> {
+                let mut keys: Vec<_> =
+                    points.iter().map(|point| (cell(point), point.bytes.bytes())).collect();
+                keys.sort_unstable();
+                keys
+            };
+            assert_eq!(key(before), key(after));
+            assert!(before.iter().all(|point| point.load == before[0].load));
+            assert!(after.iter().all(|point| point.load == 1 - before[0].load));
+            first.push(before[0].load);
+        }
+        // Every order is followed by its reverse.
+        assert_eq!(first.len(), 5);
+        assert!(first.chunks_exact(2).all(|pair| pair[0] != pair[1]), "{first:?}");
+        let confirmed: Vec<_> = schedule.confirm(&[Cell { row: 1, column: 2 }]).collect();
+        assert_eq!(confirmed.len(), 4);
+        assert_eq!(confirmed.iter().filter(|point| point.load == 1).count(), 2);
+    }
+
+    #[test]
     fn the_order_depends_on_the_seed_alone() {
         let machine = machine(8, 2);
         let order = |seed| {
