@@ -106,10 +106,10 @@ fn a_live_load_is_there_and_says_what_it_achieved() {
     let place = Place::new();
     let census = place.run("affinity --json").json();
     let cpus = census["cpus"].as_array().unwrap();
-    let cores: BTreeSet<&Value> = cpus
+    let cores: BTreeSet<&str> = cpus
         .iter()
         .filter(|cpu| cpu["bindable"] == true)
-        .map(|cpu| &cpu["thread_siblings"])
+        .map(|cpu| cpu["thread_siblings"].as_str().unwrap())
         .collect();
     if cores.len() < 2 {
         println!("skipped: needs two cores");
@@ -133,8 +133,8 @@ fn a_live_load_is_there_and_says_what_it_achieved() {
     );
     assert!(number("starts") >= 2.0, "{loaded}");
     for load in ["idle", "cpu:1"] {
-        let measured = folder.first_class().filter(|point| point.load == load);
-        assert!(measured.clone().count() >= 4 && measured.clone().all(|p| p.bytes == 4 * MIB));
+        let measured: Vec<_> = folder.first_class().filter(|point| point.load == load).collect();
+        assert!(measured.len() >= 4 && measured.iter().all(|point| point.bytes == 4 * MIB));
     }
     if number("weak_points") > 0.0 {
         let notes = folder.run["notes"].to_string();

@@ -22,6 +22,7 @@ mod launchers;
 mod loads;
 mod pairs;
 mod ranks;
+mod recorded;
 mod resume;
 mod support;
 mod synthetic;

@@ -116,8 +116,8 @@ impl Evidence {
         tested.append(&mut loads.tested);
         for table in std::mem::take(&mut self.tables).into_values() {
             let (min_effect, order, declared) = settings(manifest, table.sweep);
-            let mut fitted = Fitted::new(table);
             let randomised = order == Some(Order::Blocks);
+            let mut fitted = if randomised { Fitted::new(table) } else { Fitted::plain(table) };
             let mut suspects = Vec::new();
             if randomised {
                 suspects = suspect::find(&fitted.table, &fitted.fits, min_effect);
@@ -132,9 +132,10 @@ impl Evidence {
                 findings.append(&mut found);
                 let limits = (min_effect, manifest.status == RunStatus::Complete);
                 findings.extend(judge::unconfirmed(table, fits, &unvisited, limits));
-                findings.extend(judge::underpowered(table, fits, min_effect));
+                let detectable = judge::detectable(table, fits, min_effect);
+                findings.extend(judge::underpowered(table, &detectable, min_effect));
                 findings.extend(artefact::find(&fitted));
-                let power = judge::power(table, fits, min_effect).into_iter();
+                let power = judge::power(&detectable).into_iter();
                 tested.extend(power.map(|line| load::under(line, &table.load)));
             } else {
                 findings.extend(one_block::judge(table, manifest, min_effect));

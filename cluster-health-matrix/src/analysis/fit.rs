@@ -26,6 +26,8 @@ pub(crate) struct Fit {
     pub(crate) class: [f64; 3],
     /// Positions in the table's points, in order of measurement.
     pub(crate) which: Vec<u32>,
+    /// Positions in `which` of the confirming points.
+    pub(crate) confirming: Vec<u32>,
     /// Effect of time on each of `which`.
     pub(crate) time: Vec<f32>,
     pub(crate) steps: Vec<DeviceStep>,
@@ -80,13 +82,13 @@ pub(crate) fn robust_sd(values: &[f64], center: f64) -> f64 {
 }
 
 /// Positions of members of each group, one after another.
-struct Groups {
+pub(crate) struct Groups {
     start: Vec<u32>,
     members: Vec<u32>,
 }
 
 impl Groups {
-    fn new(count: usize, of: impl Iterator<Item = Option<usize>> + Clone) -> Self {
+    pub(crate) fn new(count: usize, of: impl Iterator<Item = Option<usize>> + Clone) -> Self {
         let mut start = vec![0_u32; count + 1];
         for group in of.clone().flatten() {
             start[group + 1] += 1;
@@ -105,7 +107,7 @@ impl Groups {
         Self { start, members }
     }
 
-    fn of(&self, group: usize) -> &[u32] {
+    pub(crate) fn of(&self, group: usize) -> &[u32] {
         &self.members[self.start[group] as usize..self.start[group + 1] as usize]
     }
 }
@@ -157,6 +159,7 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
         time: vec![0.0; which.len()],
         steps: Vec::new(),
         cuts: Vec::new(),
+        confirming: (0..count).filter(|&at| obs(at).is_confirm()).collect(),
         point_sd: 0.0,
         visit_sd: 0.0,
         which: Vec::new(),

@@ -674,7 +674,11 @@ fn name(table: &Table, shape: &Shape) -> String {
 
 /// The smallest slowdown of each kind that the blocks would have shown with 95 % power, logarithm of
 /// the time.
-fn detectable(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<(String, f64)> {
+pub(crate) fn detectable(
+    table: &Table,
+    fits: &[Option<Fit>],
+    min_effect: f64,
+) -> Vec<(String, f64)> {
     let Some((size, Some(fit))) = fits.iter().enumerate().rfind(|(_, fit)| fit.is_some()) else {
         return Vec::new();
     };
@@ -703,10 +707,10 @@ fn percent_slower(effect: f64) -> f64 {
 }
 
 /// How small an effect of each kind the blocks would have shown.
-pub(crate) fn power(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<String> {
-    detectable(table, fits, min_effect)
-        .into_iter()
-        .map(|(kind, least)| format!("{kind}: slower by {:.1} % or more", percent_slower(least)))
+pub(crate) fn power(detectable: &[(String, f64)]) -> Vec<String> {
+    detectable
+        .iter()
+        .map(|(kind, least)| format!("{kind}: slower by {:.1} % or more", percent_slower(*least)))
         .collect()
 }
 
@@ -716,11 +720,11 @@ const WANTED_POWER: f64 = 0.105;
 /// A finding when even large effects on whole rows or columns would not have been seen.
 pub(crate) fn underpowered(
     table: &Table,
-    fits: &[Option<Fit>],
+    detectable: &[(String, f64)],
     min_effect: f64,
 ) -> Option<Finding> {
-    let blind: Vec<(String, f64)> = detectable(table, fits, min_effect)
-        .into_iter()
+    let blind: Vec<&(String, f64)> = detectable
+        .iter()
         .filter(|(kind, least)| {
             !kind.ends_with("cells") && *least > WANTED_POWER.max(3.0 * min_effect)
         })

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::fit::{Fit, middle, quantile, robust_sd};
+use super::fit::{Fit, Groups, middle, quantile, robust_sd};
 use super::table::{Kinship, Table};
 
 /// What a suspicion or a finding covers.
@@ -278,30 +278,29 @@ pub(crate) fn rests(table: &Table, fit: &Fit) -> Vec<f32> {
 
 pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
     let [rows, cols] = table.shape();
-    let mut by_cell: Vec<Vec<f32>> = vec![Vec::new(); rows * cols];
     let rests = rests(table, fit);
-    for (&at, &rest) in fit.which.iter().zip(&rests) {
-        let obs = &table.obs[at as usize];
-        if obs.is_block() {
-            by_cell[usize::from(obs.row) * cols + usize::from(obs.col)].push(rest);
-        }
-    }
+    let cells = Groups::new(
+        rows * cols,
+        fit.which.iter().map(|&at| {
+            let obs = &table.obs[at as usize];
+            obs.is_block().then(|| usize::from(obs.row) * cols + usize::from(obs.col))
+        }),
+    );
     let mut deviations = Vec::new();
     let mut scratch = Vec::new();
-    let mut values: Vec<f32> = by_cell
-        .iter()
+    let mut values: Vec<f32> = (0..rows * cols)
         .map(|cell| {
-            if cell.is_empty() {
+            let members = cells.of(cell);
+            if members.is_empty() {
                 return f32::NAN;
             }
             scratch.clear();
-            scratch.extend(cell.iter().map(|&rest| f64::from(rest)));
+            scratch.extend(members.iter().map(|&at| f64::from(rests[at as usize])));
             // A median is one of the values: deviations from it would be too small.
             let differences = scratch.windows(2).map(|pair| pair[1] - pair[0]);
             deviations.extend(differences.map(|difference| difference / std::f64::consts::SQRT_2));
-            let center = middle(&mut scratch);
             #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
-            let center = center as f32;
+            let center = middle(&mut scratch) as f32;
             center
         })
         .collect();
