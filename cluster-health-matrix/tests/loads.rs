@@ -172,6 +172,35 @@ fn a_load_without_cpus_is_an_error_of_the_plan() {
     assert!(pairs(&["cpu:1"]).unwrap_err().to_string().contains("0 can be bound"));
 }
 
+/// The ranks have the same points, but rank 1 is to burn on more CPUs than there are.
+#[test]
+fn a_rank_without_its_load_ends_both_with_the_reason() {
+    let plan_of = |second: &str| {
+        let machine = Machine::host().unwrap();
+        let cpu = machine.census().unwrap().bindable()[0].0;
+        let builder = CorePairPlan::builder().rank0_cpus([cpu]).rank1_cpus([cpu]);
+        let mut plan = builder.sizes([ByteSize::kib(4)]).repeats(1).build(&machine).unwrap();
+        // As no builder would allow it.
+        plan.loads = profiles(&["idle", second]);
+        plan
+    };
+    let plans = [plan_of("idle"), plan_of("cpu:4096")];
+    let ranks = RankGroup::threads(2).unwrap().into_iter().zip(plans).map(|(group, plan)| {
+        std::thread::spawn(move || {
+            let machine = Machine::host().unwrap();
+            sweep::core_pair(&machine, &plan, Some(&group), &mut ())
+                .map(|_| ())
+                .map_err(|error| (error.kind(), error.to_string()))
+        })
+    });
+    let ended: Vec<_> =
+        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect();
+    let [Err((kind0, text0)), Err((kind1, text1))] = ended.as_slice() else { panic!("{ended:?}") };
+    assert_eq!((*kind0, *kind1), ("rank", "unavailable"));
+    assert!(text1.starts_with("load cpu:4096 is not available: it needs"), "{text1}");
+    assert_eq!(text0, &format!("rank 1: {text1}"));
+}
+
 /// Fails, panics or asks for the end at its `left`-th sample.
 struct Ending {
     left: usize,
@@ -216,7 +245,8 @@ fn burners_burn_beside_a_live_sweep_and_end_with_it_however_it_ends() {
     let cpus = machine.census().unwrap().bindable();
     let plan = H2dPlan::builder()
         .cpus([cpus[0].0])
-        .sizes([ByteSize::mib(1)])
+        .sizes([ByteSize::mib(16)])
+        .repeats(8)
         .loads(profiles(&["idle", "cpu:1", "device"]))
         .build(&machine);
     let plan = match plan {
