@@ -653,7 +653,7 @@ fn two_cpus(machine: &Machine) -> Option<cluster_health_core::CpuId> {
     let siblings = &machine.topology().cpu(first)?.siblings;
     let found = cpus.iter().any(|cpu| *cpu != first && !siblings.contains(*cpu));
     if !found {
-        println!("skipped: needs two cores");
+        eprintln!("skipped: needs two cores");
     }
     found.then_some(first)
 }
@@ -691,7 +691,7 @@ fn load() {
     assert!(loads.switch(0, &[cpu]).unwrap());
     let record = loads.record(1).unwrap();
     // Products of 128 rows at least, of two operations per element of the sum.
-    assert!(record.flops > 0 && record.flops % (2 * 128_u64.pow(3)) == 0, "{record:?}");
+    assert!(record.flops > 0 && record.flops.is_multiple_of(2 * 128_u64.pow(3)), "{record:?}");
     assert_eq!((record.bytes, record.burners), (0, 1));
     assert!(record.utilisation.unwrap() > 0.0, "{record:?}");
     assert!(!record.cpus.contains(&cpu));

@@ -571,7 +571,7 @@ impl H2dPlanBuilder {
             machine,
             &plan.loads,
             &plan.load_devices(machine),
-            usable.map(|cpu| vec![*cpu]),
+            &usable.map(|cpu| vec![*cpu]),
         )?;
         while let Err(error) = plan.fits(machine) {
             // Default sizes give way on a small machine; sizes that were asked for do not.
@@ -629,7 +629,7 @@ fn require_places(
     machine: &Machine,
     loads: &[LoadProfile],
     devices: &[Vec<Device>],
-    measured: impl Iterator<Item = Vec<CpuId>> + Clone,
+    measured: &(impl Iterator<Item = Vec<CpuId>> + Clone),
 ) -> Result<()> {
     if is_only_idle(loads) {
         return Ok(());

@@ -220,7 +220,10 @@ impl Observer for Ending {
         self.left = self.left.saturating_sub(1);
         match self.how {
             How::Error if self.left == 0 => Err(Error::output("the log", "planted")),
-            How::Panic if self.left == 0 => panic!("planted"),
+            How::Panic if self.left == 0 => {
+                explode();
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -228,6 +231,10 @@ impl Observer for Ending {
     fn is_cancelled(&self) -> bool {
         self.how == How::Cancel && self.left == 0
     }
+}
+
+fn explode() {
+    panic!("planted");
 }
 
 /// Burners of this process.

@@ -353,13 +353,21 @@ mod tests {
         panics: bool,
     }
 
+    impl Failing {
+        fn explode(&self) {
+            panic!("planted after {} portions", self.left);
+        }
+    }
+
     impl Work for Failing {
         fn portion(&mut self, _: &Achieved) -> Result<()> {
             if self.left > 0 {
                 self.left -= 1;
                 return Ok(());
             }
-            assert!(!self.panics, "planted");
+            if self.panics {
+                self.explode();
+            }
             Err(Error::invalid("work", "planted"))
         }
     }

@@ -12,8 +12,11 @@ impl ThreadClock {
     pub(super) fn of_this_thread() -> Result<Self> {
         let mut id = 0;
         // SAFETY:
+        // * The call takes nothing, cannot fail and only returns a handle.
+        let thread = unsafe { libc::pthread_self() };
+        // SAFETY:
         // * The thread is the calling one, so alive; the pointer is to a live integer of ours.
-        let errno = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut id) };
+        let errno = unsafe { libc::pthread_getcpuclockid(thread, &raw mut id) };
         if errno == 0 {
             Ok(Self(id))
         } else {

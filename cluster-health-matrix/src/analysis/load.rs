@@ -59,7 +59,7 @@ fn relative(idle: &Table, loaded: &Table) -> Table {
             let ln = typical.get(usize::from(obs.size))? + difference;
             #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
             let ln = ln as f32;
-            ln.is_finite().then(|| Obs { ln, settled, lead_ns: 0.0, ..*obs })
+            ln.is_finite().then_some(Obs { ln, settled, lead_ns: 0.0, ..*obs })
         })
         .collect();
     table

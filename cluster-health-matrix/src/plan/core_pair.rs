@@ -370,7 +370,7 @@ impl CorePairPlanBuilder {
             machine,
             &plan.loads,
             &plan.load_devices(machine),
-            plan.widest_pairs(machine),
+            &plan.widest_pairs(machine),
         )?;
         plan.fits(machine)?;
         Ok(plan)
