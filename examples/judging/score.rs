@@ -152,9 +152,6 @@ fn found(planted: &Planted, truth: &Truth, finding: &Finding) -> Found {
 pub(crate) fn score(case: &Case, truths: &[Truth], diagnosis: &Diagnosis) -> Outcome {
     let cells: Vec<Vec<bool>> =
         diagnosis.findings.iter().map(|finding| cells_of(case, finding)).collect();
-    if std::env::var_os("CH_DEBUG").is_some() {
-        eprintln!("SEED {}", case.seed);
-    }
     let is_structural = |finding: &Finding| STRUCTURAL.contains(&finding.kind.as_str());
     let mut used = vec![false; cells.len()];
     let mut faults = Vec::new();

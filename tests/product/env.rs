@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::simulator;
-use crate::support::{Place, QUIET, Ran, cluster_health, json};
+use crate::support::{Place, QUIET, Ran, assert_whole, cluster_health, json};
 
 /// No process has this id.
 const NOBODY: i32 = 999_999_999;
@@ -121,7 +121,7 @@ fn run_records_other_processes_and_warns() {
     let mut command = ascend(&place, line, &simulator::LIBRARIES);
     command.env("ASCEND_SIM_PROCESSES", format!("1={NOBODY}:2G"));
     let ran = Ran::of(&mut command);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_whole(&ran);
     let what = format!("other processes on device 1: {NOBODY} (2048 MiB)");
     assert!(ran.stderr.contains(&format!("warning: the node is not quiet: {what}")), "{ran:?}");
     let run = json(&place.path("out/run.json"));

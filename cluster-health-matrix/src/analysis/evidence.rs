@@ -132,6 +132,7 @@ impl Evidence {
                 findings.append(&mut found);
                 let limits = (min_effect, manifest.status == RunStatus::Complete);
                 findings.extend(judge::unconfirmed(table, fits, &unvisited, limits));
+                findings.extend(judge::unsteady(table, fits));
                 let detectable = judge::detectable(table, fits, min_effect);
                 findings.extend(judge::underpowered(table, &detectable, min_effect));
                 findings.extend(artefact::find(&fitted));

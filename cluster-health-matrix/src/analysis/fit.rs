@@ -301,10 +301,13 @@ fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
     shift
 }
 
-/// The level of each visit among these points of a row, which come in order of measurement.
+/// The level of each visit among these points of a row, which come in order of measurement. Visits to
+/// a few cells only (those that `--ci` adds) tell about these, not about the row.
 fn visit_levels(members: &[u32], rest: &[f64], visit: impl Fn(u32) -> u32, q: f64) -> Vec<f64> {
-    members
-        .chunk_by(|a, b| visit(*a) == visit(*b))
+    let visits = || members.chunk_by(|a, b| visit(*a) == visit(*b));
+    let most = visits().map(<[u32]>::len).max().unwrap_or(0);
+    visits()
+        .filter(|points| 2 * points.len() > most)
         .map(|points| {
             let mut values: Vec<f64> = points.iter().map(|&at| rest[at as usize]).collect();
             quantile(&mut values, q)

@@ -5,7 +5,9 @@ use cluster_health_core::ByteSize;
 use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates};
 use super::fit::{self, Fit};
-use super::suspect::{Residuals, Shape, Suspect, axis_levels, normal_tail, residuals};
+use super::suspect::{
+    Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals, rests,
+};
 use super::table::{Kinship, Table};
 use crate::samples::Sweep;
 
@@ -672,6 +674,70 @@ fn name(table: &Table, shape: &Shape) -> String {
     }
 }
 
+/// Share of a line's points that are slow now and then, from which it is told.
+const UNSTEADY_SHARE: f64 = 0.1;
+/// How much slower such a point is at least, logarithm of the time.
+const UNSTEADY_EFFECT: f64 = 0.1;
+
+/// Rows and columns of which many points are slow and many are not, other than of the rest: no median
+/// shows that, and it is not healthy.
+pub(crate) fn unsteady(table: &Table, fits: &[Option<Fit>]) -> Vec<Finding> {
+    let Some(fit) = fits.iter().rev().flatten().next() else { return Vec::new() };
+    let least = UNSTEADY_EFFECT.max(6.0 * fit.point_sd);
+    let shape = table.shape();
+    let mut counts: [Vec<(u32, u32)>; 2] = shape.map(|lines| vec![(0, 0); lines]);
+    for (&at, rest) in fit.which.iter().zip(rests(table, fit)) {
+        let obs = &table.obs[at as usize];
+        if obs.is_block() {
+            for (counts, line) in counts.iter_mut().zip([obs.row, obs.col]) {
+                let (all, slow) = &mut counts[usize::from(line)];
+                *all += 1;
+                *slow += u32::from(f64::from(rest) > least);
+            }
+        }
+    }
+    let mut findings = Vec::new();
+    for (counts, axis) in counts.iter().zip([&table.rows, &table.cols]) {
+        let share = |&(all, slow): &(u32, u32)| f64::from(slow) / f64::from(all.max(1));
+        let usual = fit::middle(&mut counts.iter().map(share).collect::<Vec<f64>>());
+        let limit = UNSTEADY_SHARE.max(4.0 * usual);
+        let unsteady: Vec<usize> = (0..counts.len())
+            .filter(|&line| counts[line].0 >= 20 && share(&counts[line]) > limit)
+            .collect();
+        // Where most of an axis is unsteady, it is not the lines.
+        if unsteady.is_empty() || 3 * unsteady.len() > counts.len() {
+            continue;
+        }
+        let mut finding = Finding::new(Kind::Inconclusive, Some(table.sweep), Some(&table.load));
+        let members = ids(axis, unsteady.iter().copied());
+        for &line in &unsteady {
+            finding.facts.push(format!(
+                "{} {}: {:.0} % of its points take at least {:.0} % longer than its others; of the \
+                 rest {:.1} %",
+                axis.name,
+                axis.ids[line],
+                100.0 * share(&counts[line]),
+                100.0 * (least.exp() - 1.0),
+                100.0 * usual
+            ));
+        }
+        match (axis.name, table.sweep.is_pair()) {
+            ("device", _) => finding.devices = members,
+            ("rank-1 cpu", _) => finding.rank1_cpus = members,
+            (_, true) => finding.rank0_cpus = members,
+            _ => finding.cpus = members,
+        }
+        finding.inference =
+            "Slow now and then, at no fixed time: a link that retries, or something that shares it."
+                .to_owned();
+        finding.next =
+            "Measure these again with more blocks (--repeats), and look at error counters."
+                .to_owned();
+        findings.push(finding);
+    }
+    findings
+}
+
 /// The smallest slowdown of each kind that the blocks would have shown with 95 % power, logarithm of
 /// the time.
 pub(crate) fn detectable(
@@ -694,7 +760,7 @@ pub(crate) fn detectable(
         let axis = if axis == 0 { &table.rows } else { &table.cols };
         kinds.push((format!("{} {bytes}, single {}", table.sweep, axis.name), least));
     }
-    if rows > 2 && cols > 2 {
+    if has_rectangles(table) {
         let se = residuals(table, fit).se;
         let least = (4.0 * se).max(min_effect) + 1.645 * se;
         kinds.push((format!("{} {bytes}, single cells", table.sweep), least));

@@ -386,12 +386,18 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
             found.push(Suspect { shape: Shape::Class(kinship), effect, size: 0 });
         }
     }
-    // With two lines the other one alone would tell what a cell should be.
-    if rows > 2 && cols > 2 {
+    if has_rectangles(table) {
         let known: Vec<Shape> = found.iter().map(|suspect| suspect.shape.clone()).collect();
         found.extend(rectangles(table, rest, &known, min_effect));
     }
     found
+}
+
+/// True where cells can be told from their rows and columns: of two CPUs the other one alone would
+/// say what a cell should be, and a device that changes with time would be a slow cell.
+pub(crate) fn has_rectangles(table: &Table) -> bool {
+    let [rows, cols] = table.shape();
+    rows > 2 && cols > 1 && (cols > 2 || !table.sweep.is_pair())
 }
 
 pub(crate) fn count_class(table: &Table, kinship: Kinship) -> usize {

@@ -117,7 +117,7 @@ impl View<'_> {
                     found.extend(self.structural(kind, &estimates, |_| {}));
                 }
                 Some(Err(why)) => {
-                    undecided.push(Undecided { what: what.to_owned(), devices: Vec::new(), why })
+                    undecided.push(Undecided { what: what.to_owned(), devices: Vec::new(), why });
                 }
                 None => {}
             }
@@ -303,10 +303,12 @@ impl View<'_> {
             match self.weigh(&series, least, shared) {
                 None => {}
                 Some(Err(why)) => leave(why),
-                Some(Ok(by_size)) => match self.is_link(&by_size) {
-                    Ok(()) => decided.push((line, by_size)),
-                    Err(why) => leave(why),
-                },
+                Some(Ok(by_size)) => {
+                    match self.is_link(&by_size).and_then(|()| self.is_slower_than_most(line)) {
+                        Ok(()) => decided.push((line, by_size)),
+                        Err(why) => leave(why),
+                    }
+                }
             }
         }
         let kind = match (is_pair, self.scan.outer) {
@@ -332,6 +334,29 @@ impl View<'_> {
             }));
         }
         found
+    }
+
+    /// Whether a device is slower than most of the others one by one: where half of them change
+    /// together, the level that all are compared with is no measure.
+    fn is_slower_than_most(&self, line: usize) -> Result<(), String> {
+        let Some(grid) = self.largest().filter(|_| !self.table().sweep.is_pair()) else {
+            return Ok(());
+        };
+        let others: Vec<usize> = (0..self.scan.inner()).filter(|&other| other != line).collect();
+        let slower = others
+            .iter()
+            .filter(|&&other| {
+                let series = grid.difference(&[line], &[other]);
+                Recurrence::of(&series, self.scan.slots.len(), 0.0).is_some_and(|recurrence| {
+                    recurrence.why.is_none() && recurrence.effect > self.min_effect / 2.0
+                })
+            })
+            .count();
+        if 2 * slower > others.len() {
+            Ok(())
+        } else {
+            Err("it is not slower than most of the others throughout the scan".to_owned())
+        }
     }
 
     /// Of copies only what grows with the bytes is a link.
