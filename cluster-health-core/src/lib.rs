@@ -12,6 +12,7 @@
 //! | [`EventTimer`] | two `aclrtEvent`s | two `cudaEvent_t`s | two time stamps |
 //! | [`Transfer`] | `aclrtMemcpyAsync` | `cudaMemcpyAsync` | `memcpy` by the bound CPU |
 //! | [`Communicator`] | `HcclComm` | `ncclComm_t` | ranks that write into each other's memfds |
+//! | [`LoadGenerator`] | `aclnnMatmul` | cuBLAS | threads that compute and copy |
 //! | [`RankGroup`] | the launcher's job, root info exchange | the launcher's job, `ncclUniqueId` exchange | socket pairs, or sockets in a private folder |
 //!
 //! The CUDA column names what the types stand for; this version has the Ascend, the host and the
@@ -31,6 +32,7 @@ pub mod device;
 pub mod error;
 pub mod id;
 pub mod inventory;
+pub mod load;
 pub mod machine;
 pub mod rank;
 pub mod stream;
@@ -48,6 +50,7 @@ pub use device::{Device, DeviceInfo};
 pub use error::{Error, Result};
 pub use id::{CpuId, DeviceId, NodeId};
 pub use inventory::AscendInventory;
+pub use load::{LoadGenerator, LoadProfile, LoadRecord};
 pub use machine::{Binding, Machine};
 pub use rank::{RankEnvironment, RankFamily, RankGroup};
 pub use stream::{Event, Stream};

@@ -18,6 +18,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use cluster_health_core::load::{LoadGenerator, LoadProfile};
 use cluster_health_core::{
     AscendInventory, BackendKind, ByteSize, DeviceBuffer, DeviceId, Error, Event, HostBuffer,
     HostMemory, Machine, Pinned, Stream, TagPattern, Transfer,
@@ -108,6 +109,8 @@ fn one_case() {
         Ok("inventory") => inventory(),
         Ok("no_management") => no_management(),
         Ok("stub") => stub(),
+        Ok("load") => load(),
+        Ok("load_fails") => load_fails(),
         other => panic!("no case {other:?}"),
     }
 }
@@ -641,6 +644,83 @@ fn no_pages() {
     assert_eq!(buffer.pinned(), Pinned::Pageable);
     let reason = buffer.refused().unwrap();
     assert!(reason.contains("aclrtMallocHost failed") && reason.contains("207001"), "{reason}");
+}
+
+/// A load needs a CPU beside the measured one.
+fn two_cpus(machine: &Machine) -> Option<cluster_health_core::CpuId> {
+    let cpus = machine.census().unwrap().bindable();
+    let first = *cpus.first()?;
+    let siblings = &machine.topology().cpu(first)?.siblings;
+    let found = cpus.iter().any(|cpu| *cpu != first && !siblings.contains(*cpu));
+    if !found {
+        eprintln!("skipped: needs two cores");
+    }
+    found.then_some(first)
+}
+
+fn device_load(machine: &Machine) -> LoadGenerator {
+    let device = machine.devices().remove(1);
+    let profiles = [LoadProfile::Idle, LoadProfile::Device];
+    LoadGenerator::new(machine, &profiles, &[vec![device]], 0).unwrap()
+}
+
+#[test]
+fn load_of_a_device_is_matrix_products_in_a_stream_of_its_own() {
+    run("load", &[]);
+}
+
+fn load() {
+    let machine = machine();
+    let Some(cpu) = two_cpus(&machine) else { return };
+    let mut loads = device_load(&machine);
+    assert!(loads.switch(1, &[cpu]).unwrap());
+    let began = Instant::now();
+    while loads.record(1).unwrap().busy_ns == 0 {
+        loads.check(0).unwrap();
+        assert!(began.elapsed() < BOUND);
+    }
+    // Others use the device meanwhile.
+    let device = machine.devices().remove(1);
+    let stream = Stream::new(&device).unwrap();
+    let source = HostBuffer::new(&machine, ByteSize::kib(64), HostMemory::PageLocked).unwrap();
+    let mut target = DeviceBuffer::new(&device, ByteSize::kib(64)).unwrap();
+    let mut copy =
+        Transfer::to_device(&stream, &source, &mut target, ByteSize::kib(64), BOUND).unwrap();
+    copy.issue().unwrap();
+    copy.wait().unwrap();
+    assert!(loads.switch(0, &[cpu]).unwrap());
+    let record = loads.record(1).unwrap();
+    // Products of 128 rows at least, of two operations per element of the sum.
+    assert!(record.flops > 0 && record.flops.is_multiple_of(2 * 128_u64.pow(3)), "{record:?}");
+    assert_eq!((record.bytes, record.burners), (0, 1));
+    assert!(record.utilisation.unwrap() > 0.0, "{record:?}");
+    assert!(!record.cpus.contains(&cpu));
+}
+
+#[test]
+fn load_that_a_device_cannot_have_is_an_error_that_names_the_call() {
+    run("load_fails", &[("ASCEND_SIM_FAULTS", "aclnnMatmul:1:161002")]);
+    let folder = tempfile::tempdir().unwrap();
+    support::install(folder.path(), &["libascendcl.so"]);
+    run("load_fails", &[(FOLDER, folder.path().to_str().unwrap()), (EXPECTED, "no library")]);
+}
+
+fn load_fails() {
+    let machine = machine();
+    let Some(cpu) = two_cpus(&machine) else { return };
+    let mut loads = device_load(&machine);
+    let error = loads.switch(1, &[cpu]).unwrap_err();
+    let text = error.to_string();
+    if std::env::var(EXPECTED).is_ok() {
+        assert_eq!(error.kind(), "unavailable");
+        assert!(text.contains("load device") && text.contains("libopapi.so"), "{text}");
+    } else {
+        assert_eq!(error.call(), Some("aclnnMatmul"), "{text}");
+        assert_eq!((error.code(), error.device()), (Some(161_002), Some(DeviceId(1))));
+    }
+    // Whoever asks again is told that it is gone.
+    assert!(loads.switch(1, &[cpu]).is_err());
+    assert!(loads.switch(0, &[cpu]).unwrap());
 }
 
 #[test]

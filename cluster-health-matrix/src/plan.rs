@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use cluster_health_core::backend::synthetic::LinkSpec;
+use cluster_health_core::load::{LoadGenerator, LoadProfile, STREAM_BYTES};
 use cluster_health_core::{
     BackendKind, Bandwidth, ByteSize, CpuId, Device, DeviceId, Machine, NodeId,
 };
@@ -32,6 +33,15 @@ fn default_min_effect() -> f64 {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_default_min_effect(share: &f64) -> bool {
     share.total_cmp(&DEFAULT_MIN_EFFECT).is_eq()
+}
+
+fn only_idle() -> Vec<LoadProfile> {
+    vec![LoadProfile::Idle]
+}
+
+/// A plan of the idle machine alone is written without its loads.
+fn is_only_idle(loads: &[LoadProfile]) -> bool {
+    matches!(loads, [LoadProfile::Idle])
 }
 
 /// Order of the points.
@@ -119,6 +129,9 @@ pub struct H2dPlan {
     /// Smallest difference that counts as a fault, as a share of the rate.
     #[serde(default = "default_min_effect", skip_serializing_if = "is_default_min_effect")]
     pub min_effect: f64,
+    /// Load profiles under which every cell is measured.
+    #[serde(default = "only_idle", skip_serializing_if = "is_only_idle")]
+    pub loads: Vec<LoadProfile>,
     /// CPUs of the list that cannot be measured, with the reason; their points are skipped.
     pub unusable_cpus: BTreeMap<CpuId, String>,
     /// Devices of the list that cannot be measured, with the reason; their points are skipped.
@@ -174,6 +187,7 @@ impl H2dPlan {
         // Saturating: the cost of a plan that no machine can hold is asked for, too.
         let size_sum = self.sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(size.bytes()));
         let visits = blocks.saturating_mul(usable_cells as u64);
+        let visits = visits.saturating_mul(self.loads.len() as u64);
         let points = visits.saturating_mul(self.sizes.len() as u64);
         // Settled points take one or two warm-up transfers.
         let transfers = u64::from(self.iters) + u64::from(self.warmup.unwrap_or(1));
@@ -316,6 +330,7 @@ struct Settings {
     timeout: Duration,
     expect: Option<Bandwidth>,
     min_effect: f64,
+    loads: Vec<LoadProfile>,
 }
 
 impl Default for Settings {
@@ -332,9 +347,13 @@ impl Default for Settings {
             timeout: Duration::from_secs(30),
             expect: None,
             min_effect: DEFAULT_MIN_EFFECT,
+            loads: only_idle(),
         }
     }
 }
+
+/// Most load profiles of a plan; every one of them is a sweep more.
+const MOST_LOADS: usize = 16;
 
 /// Most timed or discarded transfers of a point.
 const MOST_ITERATIONS: u32 = 100_000;
@@ -363,6 +382,10 @@ impl Settings {
                 "--min-effect",
                 format!("{}: must be above 0 and below 1, such as 0.03 or 3%", self.min_effect),
             ));
+        }
+        require_list("--load", &self.loads)?;
+        if self.loads.len() > MOST_LOADS {
+            return Err(Error::invalid("--load", format!("at most {MOST_LOADS} profiles")));
         }
         if self.timeout.is_zero() {
             return Err(Error::invalid("--timeout", "must be above 0"));
@@ -450,6 +473,12 @@ macro_rules! settings_setters {
             self.settings.min_effect = share;
             self
         }
+
+        /// Load profiles under which every cell is measured; default: idle alone.
+        pub fn loads(mut self, loads: impl IntoIterator<Item = LoadProfile>) -> Self {
+            self.settings.loads = loads.into_iter().collect();
+            self
+        }
     };
 }
 use settings_setters;
@@ -531,11 +560,19 @@ impl H2dPlanBuilder {
             timeout_ns,
             expect: settings.expect,
             min_effect: settings.min_effect,
+            loads: settings.loads,
             unusable_cpus,
             unusable_devices,
         };
         require_usable("--cpus", plan.cpus.len(), &plan.unusable_cpus)?;
         require_usable("--devices", plan.devices.len(), &plan.unusable_devices)?;
+        let usable = plan.cpus.iter().filter(|cpu| !plan.unusable_cpus.contains_key(cpu));
+        require_places(
+            machine,
+            &plan.loads,
+            &plan.load_devices(machine),
+            &usable.map(|cpu| vec![*cpu]),
+        )?;
         while let Err(error) = plan.fits(machine) {
             // Default sizes give way on a small machine; sizes that were asked for do not.
             if explicit_sizes || plan.sizes.len() == 1 {
@@ -548,6 +585,12 @@ impl H2dPlanBuilder {
 }
 
 impl H2dPlan {
+    /// The devices that a load burns on: those that are measured.
+    pub(crate) fn load_devices(&self, machine: &Machine) -> Vec<Vec<Device>> {
+        let usable = self.devices.iter().filter(|id| !self.unusable_devices.contains_key(id));
+        vec![usable.filter_map(|id| machine.device(*id)).collect()]
+    }
+
     /// Asked before anything is allocated: a machine that starts to swap measures nothing.
     fn fits(&self, machine: &Machine) -> Result<()> {
         let largest =
@@ -556,7 +599,9 @@ impl H2dPlan {
             fits_device(machine, *id, self.largest(), largest.bytes(), "one buffer")?;
         }
         let cost = self.cost(machine, Bandwidth::gb_per_second(1.0));
+        let loads = load_memory(machine, &self.loads, &self.load_devices(machine));
         let needed = cost.host_memory.bytes().saturating_add(cost.device_memory.bytes());
+        let needed = needed.saturating_add(loads);
         fits_memory(
             machine,
             self.largest(),
@@ -565,6 +610,39 @@ impl H2dPlan {
             "smaller sizes, fewer NUMA nodes or --arena core",
         )
     }
+}
+
+/// Memory of all burners on this machine, which keep it for the sweep: those of CPUs on every node
+/// where they were.
+fn load_memory(machine: &Machine, loads: &[LoadProfile], devices: &[Vec<Device>]) -> u64 {
+    let nodes = machine.topology().nodes.len().max(1) as u64;
+    let burners = |load: &LoadProfile| {
+        let count: usize = devices.iter().map(|own| load.burners(own.len())).sum();
+        count as u64 * if matches!(load, LoadProfile::Device) { 1 } else { nodes }
+    };
+    loads.iter().map(burners).sum::<u64>().saturating_mul(STREAM_BYTES.bytes())
+}
+
+/// An error unless every load finds CPUs for its burners whichever of these CPUs (one per rank) are
+/// measured.
+fn require_places(
+    machine: &Machine,
+    loads: &[LoadProfile],
+    devices: &[Vec<Device>],
+    measured: &(impl Iterator<Item = Vec<CpuId>> + Clone),
+) -> Result<()> {
+    if is_only_idle(loads) {
+        return Ok(());
+    }
+    let generator = LoadGenerator::new(machine, loads, devices, 0)?;
+    for load in 0..loads.len() {
+        for cpus in measured.clone() {
+            generator
+                .check_places(load, &cpus)
+                .map_err(|error| Error::invalid("--load", error.to_string()))?;
+        }
+    }
+    Ok(())
 }
 
 /// An error when `needed` bytes for copies of the size `largest` are more than this machine has.
@@ -766,6 +844,9 @@ mod tests {
             (build(|b| b.repeats(0)), ["--repeats", "1"]),
             (build(|b| b.ci(Some(f64::NAN))), ["--ci", "0"]),
             (build(|b| b.ci(Some(1.0))), ["--ci", "1"]),
+            (build(|b| b.loads([])), ["--load", "empty"]),
+            (build(|b| b.loads([LoadProfile::Device; 2])), ["--load", "element 2 (device)"]),
+            (build(|b| b.loads(["cpu:14".parse().unwrap()])), ["--load", "14 CPUs"]),
             (build(|b| b.timeout(Duration::ZERO)), ["--timeout", "above 0"]),
             (build(|b| b.timeout(Duration::MAX)), ["--timeout", "large"]),
         ] {

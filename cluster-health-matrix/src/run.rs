@@ -16,6 +16,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::SystemTime;
 
 use cluster_health_core::affinity::{Census, CpuRecord, parse_id_list};
+use cluster_health_core::load::LoadRecord;
 use cluster_health_core::{ByteSize, Machine};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -157,6 +158,33 @@ pub struct DeviceRecord {
     pub unavailable: Option<String>,
 }
 
+/// The load beside the points of one sweep, profile and rank.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LoadProfileRecord {
+    /// The sweep that it accompanied.
+    pub sweep: Sweep,
+    /// What burned, and how much.
+    #[serde(flatten)]
+    pub load: LoadRecord,
+}
+
+impl LoadProfileRecord {
+    /// Adds what was recorded in one segment of a run to what the segments before have.
+    pub(crate) fn add(all: &mut Vec<Self>, sweep: Sweep, records: Vec<LoadRecord>) {
+        for load in records {
+            let same = all.iter_mut().find(|other| {
+                other.sweep == sweep
+                    && (&other.load.name, other.load.rank) == (&load.name, load.rank)
+            });
+            match same {
+                Some(other) => other.load.merge(&load),
+                None => all.push(Self { sweep, load }),
+            }
+        }
+    }
+}
+
 /// What an import knows instead of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -239,6 +267,10 @@ pub struct Manifest {
     /// for backends that do not tell.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_activity: Vec<ActivityRecord>,
+    /// What burned beside the points of each sweep, by profile and rank, all segments together; empty
+    /// for a run of the idle machine alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub load_profiles: Vec<LoadProfileRecord>,
     /// Where the time went, all segments together.
     pub timings: Timings,
     /// First bind to last sample on the machine's clock (virtual on a synthetic machine), summed
@@ -308,6 +340,7 @@ impl Manifest {
             environment: Environment::default(),
             devices: Vec::new(),
             device_activity: Vec::new(),
+            load_profiles: Vec::new(),
             timings: Timings::default(),
             wall_ns: 0,
             host_ns: 0,

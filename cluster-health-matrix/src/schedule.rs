@@ -41,6 +41,8 @@ pub struct PlannedPoint {
     pub phase: Phase,
     /// An extra visit of a drift cell.
     pub sentinel: bool,
+    /// Position in the plan's load profiles.
+    pub load: usize,
 }
 
 /// Deterministic random numbers.
@@ -108,6 +110,38 @@ struct Sequence {
     sentinel_bytes: ByteSize,
     next_sentinel: usize,
     until_sentinel: usize,
+    profiles: Profiles,
+    /// The profile of the points that come now.
+    load: usize,
+}
+
+/// The order in which stretches of points are measured under the load profiles: random, then the
+/// reverse, then random again, so that every profile comes as early as late and what drifts does not
+/// look like a load.
+#[derive(Debug, Clone)]
+struct Profiles {
+    count: usize,
+    last: Vec<usize>,
+    reversed: bool,
+}
+
+impl Profiles {
+    fn new(count: usize) -> Self {
+        Self { count, last: (0..count).collect(), reversed: true }
+    }
+
+    /// The order of the next stretch. A single profile draws nothing.
+    fn next(&mut self, random: &mut Random, shuffled: bool) -> Vec<usize> {
+        if self.count > 1 && shuffled {
+            if self.reversed {
+                random.shuffle(&mut self.last);
+            } else {
+                self.last.reverse();
+            }
+            self.reversed = !self.reversed;
+        }
+        self.last.clone()
+    }
 }
 
 impl Sequence {
@@ -117,6 +151,7 @@ impl Sequence {
         first_seq: u64,
         sentinels: Vec<Cell>,
         sizes: &[ByteSize],
+        loads: usize,
     ) -> Self {
         let until_sentinel = gap(&mut random);
         Self {
@@ -129,7 +164,15 @@ impl Sequence {
             sentinel_bytes: sizes.get(sizes.len() / 2).copied().unwrap_or_default(),
             next_sentinel: 0,
             until_sentinel,
+            profiles: Profiles::new(loads),
+            load: 0,
         }
+    }
+
+    /// The order of profiles of the next stretch.
+    fn profiles(&mut self) -> Vec<usize> {
+        let shuffled = self.is_shuffled();
+        self.profiles.next(&mut self.random, shuffled)
     }
 
     fn is_shuffled(&self) -> bool {
@@ -174,7 +217,8 @@ impl Sequence {
             self.visit = seq;
         }
         let block = self.begun_blocks.saturating_sub(1);
-        PlannedPoint { seq, visit: self.visit, block, cell, bytes, phase, sentinel: false }
+        let (visit, load) = (self.visit, self.load);
+        PlannedPoint { seq, visit, block, cell, bytes, phase, sentinel: false, load }
     }
 }
 
@@ -191,7 +235,8 @@ impl<'a> Schedule<'a> {
     pub fn new(plan: &'a H2dPlan, machine: &Machine) -> Self {
         let mut random = Random::new(plan.seed);
         let sentinels = sentinel_cells(plan, machine, &mut random);
-        Self { plan, sequence: Sequence::new(random, plan.order, 0, sentinels, &plan.sizes) }
+        let loads = plan.loads.len();
+        Self { plan, sequence: Sequence::new(random, plan.order, 0, sentinels, &plan.sizes, loads) }
     }
 
     /// Points of one complete block without sentinels.
@@ -202,10 +247,11 @@ impl<'a> Schedule<'a> {
         } else {
             0
         };
-        self.plan.cells() * self.plan.sizes.len() + probes
+        (self.plan.cells() * self.plan.sizes.len() + probes) * self.plan.loads.len()
     }
 
-    /// The next block: of all cells, or of those that `wanted` names.
+    /// The next block: of all cells, or of those that `wanted` names. A core is measured under one
+    /// load profile after another.
     pub fn next_block(
         &mut self,
         wanted: Option<&dyn Fn(Cell, ByteSize) -> bool>,
@@ -232,17 +278,20 @@ impl<'a> Schedule<'a> {
             }
             let probes = probes.get_mut(row).map(std::mem::take).unwrap_or_default();
             visit.extend(probes.into_iter().map(|column| (column, PROBE_SIZE, Phase::Probe)));
-            if shuffled {
-                self.sequence.random.shuffle(&mut visit);
-            }
             let mut first = true;
-            for (column, bytes, phase) in visit {
-                if let Some(cell) = self.sequence.due_sentinel() {
-                    points.push(self.sequence.sentinel(cell, true));
-                    first = true;
+            for load in self.sequence.profiles() {
+                self.sequence.load = load;
+                if shuffled {
+                    self.sequence.random.shuffle(&mut visit);
                 }
-                points.push(self.sequence.point(Cell { row, column }, bytes, phase, first));
-                first = false;
+                for &(column, bytes, phase) in &visit {
+                    if let Some(cell) = self.sequence.due_sentinel() {
+                        points.push(self.sequence.sentinel(cell, true));
+                        first = true;
+                    }
+                    points.push(self.sequence.point(Cell { row, column }, bytes, phase, first));
+                    first = false;
+                }
             }
         }
         points
@@ -277,17 +326,21 @@ impl Blocks for Schedule<'_> {
         self.sequence.begin_block();
         let mut rows: Vec<&[Cell]> = cells.chunk_by(|a, b| a.row == b.row).collect();
         self.sequence.random.shuffle(&mut rows);
-        let mut points = Vec::with_capacity(cells.len() * self.plan.sizes.len());
+        let mut points =
+            Vec::with_capacity(cells.len() * self.plan.sizes.len() * self.plan.loads.len());
         for cells in rows {
             let mut visit: Vec<(Cell, ByteSize)> = cells
                 .iter()
                 .flat_map(|&cell| self.plan.sizes.iter().map(move |&bytes| (cell, bytes)))
                 .collect();
-            self.sequence.random.shuffle(&mut visit);
             let mut first = true;
-            for (cell, bytes) in visit {
-                points.push(self.sequence.point(cell, bytes, Phase::Confirm, first));
-                first = false;
+            for load in self.sequence.profiles() {
+                self.sequence.load = load;
+                self.sequence.random.shuffle(&mut visit);
+                for &(cell, bytes) in &visit {
+                    points.push(self.sequence.point(cell, bytes, Phase::Confirm, first));
+                    first = false;
+                }
             }
         }
         points.into_iter()
@@ -413,6 +466,55 @@ mod tests {
             points.iter().map(|p| p.cell.row).collect()
         };
         assert_eq!(rows(&probes), rows(&cells));
+    }
+
+    #[test]
+    fn loads_measure_the_same_cells_in_turn_and_each_as_early_as_late() {
+        let machine = machine(40, 4, 4);
+        let loads = ["idle", "cpu:2", "device"].map(|name| name.parse().unwrap());
+        let sizes = [ByteSize::mib(1), ByteSize::mib(4)];
+        let plan = H2dPlan::builder().sizes(sizes).loads(loads).build(&machine).unwrap();
+        let mut schedule = Schedule::new(&plan, &machine);
+        assert_eq!(schedule.block_len(), (40 * 4 * 2 + 40) * 3);
+        for _ in 0..3 {
+            let points = schedule.next_block(None);
+            let ordinary: Vec<&PlannedPoint> = points.iter().filter(|p| !p.sentinel).collect();
+            assert_eq!(ordinary.len(), schedule.block_len());
+            // A core is measured under one load, then the next one, at the same cells.
+            let visits: Vec<&[&PlannedPoint]> =
+                ordinary.chunk_by(|a, b| a.cell.row == b.cell.row).collect();
+            assert_eq!(visits.len(), 40);
+            let mut orders = Vec::new();
+            for visit in visits {
+                let stretches: Vec<&[&PlannedPoint]> =
+                    visit.chunk_by(|a, b| a.load == b.load).collect();
+                assert_eq!(stretches.len(), 3);
+                let cells = |stretch: &[&PlannedPoint]| -> BTreeSet<(Cell, ByteSize)> {
+                    stretch.iter().map(|point| (point.cell, point.bytes)).collect()
+                };
+                assert!(stretches.iter().all(|other| cells(other) == cells(stretches[0])));
+                orders.push([stretches[0][0].load, stretches[1][0].load, stretches[2][0].load]);
+            }
+            for pair in orders.chunks(2) {
+                assert!(pair[0].iter().eq(pair[1].iter().rev()), "{pair:?}");
+            }
+            assert!(orders.iter().collect::<BTreeSet<_>>().len() > 3, "{orders:?}");
+        }
+    }
+
+    #[test]
+    fn confirming_visits_are_made_under_every_load() {
+        let machine = machine(8, 4, 1);
+        let loads = ["idle", "cpu:2"].map(|name| name.parse().unwrap());
+        let plan =
+            H2dPlan::builder().sizes([ByteSize::mib(1)]).loads(loads).build(&machine).unwrap();
+        let cells = [(1, 0), (1, 2), (5, 3)].map(|(row, column)| Cell { row, column });
+        let points: Vec<_> = Schedule::new(&plan, &machine).confirm(&cells).collect();
+        for load in 0..2 {
+            let visited = points.iter().filter(|point| point.load == load).map(|point| point.cell);
+            assert_eq!(visited.collect::<BTreeSet<_>>(), BTreeSet::from(cells));
+        }
+        assert_eq!(points.len(), 6);
     }
 
     #[test]

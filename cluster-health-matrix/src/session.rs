@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use cluster_health_core::Machine;
 use cluster_health_core::affinity::Census;
+use cluster_health_core::load::{FULL_UTILISATION, LoadRecord};
 use cluster_health_core::rank::RankGroup;
 use serde::{Deserialize, Serialize};
 
@@ -19,10 +20,10 @@ use crate::older::import::{ImportRequest, Imported};
 use crate::plan::{CorePairPlan, H2dPlan};
 use crate::report::{Report, ReportOptions};
 use crate::run::{
-    ImportPlan, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus, SampleReader,
-    Segment, timings_of_log, utc_now,
+    ImportPlan, LoadProfileRecord, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus,
+    SampleReader, Segment, timings_of_log, utc_now,
 };
-use crate::samples::Sample;
+use crate::samples::{Sample, Sweep};
 use crate::sweep::{Course, RunClock, Timings, core_pair_in, h2d_in, not_this_plan};
 
 /// What to do with the folder.
@@ -273,11 +274,17 @@ pub fn record(
     let began = Instant::now();
     let mut timings = Timings::default();
     let mut found = Vec::new();
-    let account = Account { timings: &mut timings, notes: &mut found, watch: &mut watch };
+    let mut loads = Vec::new();
+    let account =
+        Account { timings: &mut timings, notes: &mut found, watch: &mut watch, loads: &mut loads };
     let result = measure(machine, plan, ranks, &mut folder, account, observer);
     let (activity, notes) = watch.end();
     manifest.device_activity.extend(activity);
+    for (sweep, records) in loads {
+        LoadProfileRecord::add(&mut manifest.load_profiles, sweep, records);
+    }
     found.extend(notes);
+    found.extend(load_notes(&manifest));
     for text in found {
         note(&mut manifest, text);
     }
@@ -335,6 +342,47 @@ pub fn record(
     Ok(report)
 }
 
+/// What a reader should know about the loads of a run.
+fn load_notes(manifest: &Manifest) -> Vec<String> {
+    let mut notes = Vec::new();
+    let records = &manifest.load_profiles;
+    if let Some(quota) = manifest.environment.cpu_quota {
+        for sweep in [Sweep::H2d, Sweep::CorePair] {
+            let of_sweep = records.iter().filter(|record| record.sweep == sweep);
+            let ranks = of_sweep.clone().map(|record| record.load.rank + 1).max().unwrap_or(0);
+            let burners =
+                of_sweep.clone().map(|record| record.load.burners).max().unwrap_or(0) * ranks;
+            if burners > 0 && f64::from(burners + ranks) > quota {
+                notes.push(format!(
+                    "{sweep}: the cgroup grants {quota} CPUs of time, {burners} burners of a load \
+                     beside {ranks} measuring threads need {}: the load is throttled, and so is \
+                     what is measured under it",
+                    burners + ranks
+                ));
+            }
+        }
+    }
+    for LoadProfileRecord { sweep, load } in records {
+        if load.weak_points == 0 {
+            continue;
+        }
+        let seqs: Vec<String> = load.weak_seqs.iter().take(5).map(ToString::to_string).collect();
+        let more = if load.weak_points > 5 { ", …" } else { "" };
+        notes.push(format!(
+            "{sweep}: beside {} points a burner of load {} (rank {}) had less than {:.0} % of its \
+             CPU or device (seq {}{more}; {:.1} % overall): other work runs there, or a quota \
+             throttles it",
+            load.weak_points,
+            load.name,
+            load.rank,
+            100.0 * FULL_UTILISATION,
+            seqs.join(", "),
+            100.0 * load.utilisation.unwrap_or(0.0),
+        ));
+    }
+    notes
+}
+
 fn note(manifest: &mut Manifest, text: String) {
     if !manifest.notes.contains(&text) {
         manifest.notes.push(text);
@@ -373,6 +421,8 @@ struct Account<'a, 'machine> {
     /// What they want a reader to know.
     notes: &'a mut Vec<String>,
     watch: &'a mut ActivityWatch<'machine>,
+    /// What burned beside them.
+    loads: &'a mut Vec<(Sweep, Vec<LoadRecord>)>,
 }
 
 /// Measures what is missing; true when nothing of the plan is left.
@@ -381,7 +431,7 @@ fn measure(
     plan: &PlanRecord,
     ranks: StartRanks<'_>,
     folder: &mut RunFolder,
-    Account { timings, notes, watch }: Account<'_, '_>,
+    Account { timings, notes, watch, loads }: Account<'_, '_>,
     observer: &mut dyn Observer,
 ) -> Result<bool> {
     let resumed_at = folder.next_seq();
@@ -404,6 +454,7 @@ fn measure(
             (false, Some(plan), _) => {
                 let mut result = h2d_in(machine, plan, &mut course)?;
                 notes.append(&mut result.notes);
+                loads.push((Sweep::H2d, result.loads));
                 result.end
             }
             (true, _, Some(plan)) => {
@@ -415,7 +466,9 @@ fn measure(
                     let before = resumed_at.saturating_sub(first_seq);
                     begin(group, plan, first_seq, before, &dir)?;
                 }
-                core_pair_in(machine, plan, group.as_deref(), &mut course)?.end
+                let result = core_pair_in(machine, plan, group.as_deref(), &mut course)?;
+                loads.push((Sweep::CorePair, result.loads));
+                result.end
             }
             _ => continue,
         };

@@ -99,7 +99,7 @@ fn bad_options_are_named() {
         ("--rank0-cpus 0,0", "--rank0-cpus"),
         ("--rank1-cpus 77", "--rank1-cpus"),
         ("--sizes 0B", "--sizes"),
-        ("--load cpu:2", "--load"),
+        ("--load cpu:3", "--load"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let output = run(folder.path(), MACHINE, &format!("core-pair --json {words}"));

@@ -19,6 +19,7 @@ mod field_cases;
 mod folder;
 mod full_disk;
 mod launchers;
+mod loads;
 mod pairs;
 mod ranks;
 mod recorded;

@@ -6,7 +6,7 @@ use cluster_health_core::{Bandwidth, ByteSize};
 
 use super::finding::{Diagnosis, Effect, Finding, Kind};
 use super::table::Table;
-use super::{Fitted, artefact, judge, one_block, suspect};
+use super::{Fitted, artefact, judge, load, one_block, suspect};
 use crate::matrix::Axis;
 use crate::plan::{DEFAULT_MIN_EFFECT, Order, PROBE_SIZE};
 use crate::run::{Manifest, RunStatus};
@@ -112,6 +112,8 @@ impl Evidence {
         }
         findings.extend(unfinished(manifest));
         let missing = not_tested(&self.tables, manifest, expect);
+        let mut loads = load::compare(&self.tables, manifest, |sweep| settings(manifest, sweep).0);
+        tested.append(&mut loads.tested);
         for table in std::mem::take(&mut self.tables).into_values() {
             let (min_effect, order, declared) = settings(manifest, table.sweep);
             let randomised = order == Some(Order::Blocks);
@@ -134,7 +136,8 @@ impl Evidence {
                 let detectable = judge::detectable(table, fits, min_effect);
                 findings.extend(judge::underpowered(table, &detectable, min_effect));
                 findings.extend(artefact::find(&fitted));
-                tested.extend(judge::power(&detectable));
+                let power = judge::power(&detectable).into_iter();
+                tested.extend(power.map(|line| load::under(line, &table.load)));
             } else {
                 findings.extend(one_block::judge(table, manifest, min_effect));
             }
@@ -143,7 +146,7 @@ impl Evidence {
             let expect = expect.filter(|_| is_meant).or(declared);
             findings.extend(expect.and_then(|expect| ceiling(table, fits, expect, min_effect)));
         }
-        let mut diagnosis = Diagnosis::of(findings);
+        let mut diagnosis = Diagnosis::of(loads.join(findings));
         diagnosis.tested = tested;
         diagnosis.not_tested = missing;
         diagnosis

@@ -8,6 +8,7 @@ mod evidence;
 mod finding;
 mod fit;
 mod judge;
+mod load;
 mod one_block;
 mod suspect;
 mod table;
@@ -91,8 +92,24 @@ impl Fitted {
     }
 }
 
-/// The confirming visits that the blocks of a table call for: the cells of each round.
+/// The confirming visits that the blocks of a sweep call for: the cells of each round. One table per
+/// load profile.
 pub(crate) fn confirmation(
+    mut tables: Vec<Table>,
+    min_effect: f64,
+    seed: u64,
+    usable: &dyn Fn(usize, usize) -> bool,
+) -> Vec<Vec<Cell>> {
+    match tables.pop() {
+        Some(table) if tables.is_empty() => confirmation_of(table, min_effect, seed, usable),
+        last => {
+            tables.extend(last);
+            load::confirmation(tables, min_effect, seed, usable)
+        }
+    }
+}
+
+fn confirmation_of(
     table: Table,
     min_effect: f64,
     seed: u64,

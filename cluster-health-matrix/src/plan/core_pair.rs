@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cluster_health_core::{BackendKind, Bandwidth, ByteSize, CpuId, DeviceId, Machine};
+use cluster_health_core::load::LoadProfile;
+use cluster_health_core::{BackendKind, Bandwidth, ByteSize, CpuId, Device, DeviceId, Machine};
 use serde::{Deserialize, Serialize};
 
 use super::{
     CheckPolicy, Cost, Order, PROBE_SIZE, Settings, cpus_of_list, device_of, fits_device,
-    fits_memory, noise_of_visits, require_usable, settings_setters, smallest_effect, to_f64,
+    fits_memory, load_memory, noise_of_visits, require_places, require_usable, settings_setters,
+    smallest_effect, to_f64,
 };
 use crate::error::{Error, Result};
 use crate::output::csv::MAX_CELLS;
@@ -72,6 +74,9 @@ pub struct CorePairPlan {
         skip_serializing_if = "super::is_default_min_effect"
     )]
     pub min_effect: f64,
+    /// Load profiles under which every cell is measured.
+    #[serde(default = "super::only_idle", skip_serializing_if = "super::is_only_idle")]
+    pub loads: Vec<LoadProfile>,
     /// CPUs of rank 0 that cannot be measured, with the reason; their points are skipped.
     pub unusable_rank0_cpus: BTreeMap<CpuId, String>,
     /// CPUs of rank 1 that cannot be measured, with the reason; their points are skipped.
@@ -150,7 +155,7 @@ impl CorePairPlan {
         let blocks = u64::from(self.repeats);
         // Saturating: the cost of a plan that no machine can hold is asked for, too.
         let size_sum = self.sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(size.bytes()));
-        let visits = blocks.saturating_mul(cells);
+        let visits = blocks.saturating_mul(cells).saturating_mul(self.loads.len() as u64);
         let points = visits.saturating_mul(self.sizes.len() as u64);
         // Points on a fresh pair of CPUs need two warm-up transfers that agree.
         let transfers = u64::from(self.iters) + u64::from(self.warmup.unwrap_or(2));
@@ -200,8 +205,34 @@ impl CorePairPlan {
         }
     }
 
+    /// The devices that a load burns on, by rank.
+    pub(crate) fn load_devices(&self, machine: &Machine) -> Vec<Vec<Device>> {
+        self.device_pair.iter().map(|id| machine.device(*id).into_iter().collect()).collect()
+    }
+
+    /// Pairs of usable CPUs of which one leaves the fewest CPUs to the burners: those that share
+    /// nothing, where there are any.
+    fn widest_pairs<'a>(
+        &'a self,
+        machine: &'a Machine,
+    ) -> impl Iterator<Item = Vec<CpuId>> + Clone + 'a {
+        let usable = |cpus: &'a [CpuId], unusable: &'a BTreeMap<CpuId, String>| {
+            cpus.iter().copied().filter(|cpu| !unusable.contains_key(cpu))
+        };
+        usable(&self.rank0_cpus, &self.unusable_rank0_cpus).filter_map(move |rank0| {
+            let siblings = machine.topology().cpu(rank0).map(|info| &info.siblings);
+            let shares = move |cpu: CpuId| {
+                cpu == rank0 || siblings.is_some_and(|siblings| siblings.contains(cpu))
+            };
+            let mut others = usable(&self.rank1_cpus, &self.unusable_rank1_cpus);
+            let first = others.clone().next()?;
+            Some(vec![rank0, others.find(|cpu| !shares(*cpu)).unwrap_or(first)])
+        })
+    }
+
     fn fits(&self, machine: &Machine) -> Result<()> {
         let cost = self.cost(machine, Bandwidth::gb_per_second(1.0));
+        let loads = load_memory(machine, &self.loads, &self.load_devices(machine));
         let needed = cost.device_memory.bytes();
         if machine.backend() == BackendKind::Ascend {
             let what = format!("a send and a receive buffer, {} MiB of HCCL", hccl_memory() >> 20);
@@ -213,7 +244,7 @@ impl CorePairPlan {
         fits_memory(
             machine,
             self.largest(),
-            needed,
+            needed.saturating_add(loads),
             "both ranks' send and receive buffers",
             "smaller sizes",
         )
@@ -324,6 +355,7 @@ impl CorePairPlanBuilder {
             timeout_ns,
             expect: settings.expect,
             min_effect: settings.min_effect,
+            loads: settings.loads,
             unusable_rank0_cpus,
             unusable_rank1_cpus,
         };
@@ -334,6 +366,12 @@ impl CorePairPlanBuilder {
                 format!("{points} cells; at most {MAX_CELLS} are measured in one run"),
             ));
         }
+        require_places(
+            machine,
+            &plan.loads,
+            &plan.load_devices(machine),
+            &plan.widest_pairs(machine),
+        )?;
         plan.fits(machine)?;
         Ok(plan)
     }

@@ -8,6 +8,9 @@ use super::{Blocks, Cell, PlannedPoint, Random, SENTINEL_CELLS, Sequence, Wanted
 use crate::plan::{CorePairPlan, Order, PROBE_SIZE};
 use crate::samples::Phase;
 
+/// Points that are measured under one load profile before the next one.
+const STRETCH: usize = 64;
+
 /// Makes the blocks of a core-pair plan, one after another.
 #[derive(Debug, Clone)]
 pub struct PairSchedule<'a> {
@@ -33,13 +36,18 @@ impl<'a> PairSchedule<'a> {
         } else {
             Default::default()
         };
-        let sequence = Sequence::new(random, plan.order, first_seq, sentinels, &plan.sizes);
+        let loads = plan.loads.len();
+        let sequence = Sequence::new(random, plan.order, first_seq, sentinels, &plan.sizes, loads);
         Self { plan, sequence, last: None, probes }
     }
 
     /// Points of one complete block without sentinels.
     #[must_use]
     pub fn block_len(&self) -> usize {
+        self.points_of_one_load() * self.plan.loads.len()
+    }
+
+    fn points_of_one_load(&self) -> usize {
         self.matrix_points() + self.probe_count()
     }
 
@@ -53,13 +61,15 @@ impl<'a> PairSchedule<'a> {
     }
 
     /// The next block: of all cells, or without probes of those that `wanted` names. Points are
-    /// made while they are taken; a block in waiting costs 4 bytes per point.
+    /// made while they are taken; a block in waiting costs 4 bytes per point, 5 under several loads.
+    ///
+    /// Of several load profiles each measures 64 points before the next one measures the same.
     pub fn next_block(
         &mut self,
         wanted: Option<&dyn Fn(Cell, ByteSize) -> bool>,
     ) -> PairBlock<'_, 'a> {
         self.sequence.begin_block();
-        let count = u32::try_from(self.block_len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(self.points_of_one_load()).unwrap_or(u32::MAX);
         let mut order: Vec<u32> = match self.plan.order {
             Order::Blocks => (0..count).collect(),
             Order::Sequential => self.sequential(),
@@ -76,7 +86,26 @@ impl<'a> PairSchedule<'a> {
             }
             self.sequence.random.shuffle(&mut order);
         }
-        PairBlock { schedule: self, order, taken: 0, after_sentinel: false }
+        let loads =
+            if self.plan.loads.len() > 1 { self.interleave(&mut order) } else { Vec::new() };
+        PairBlock { schedule: self, order, loads, taken: 0, after_sentinel: false }
+    }
+
+    /// Repeats every stretch of the order under all load profiles; the profile of each point.
+    fn interleave(&mut self, order: &mut Vec<u32>) -> Vec<u8> {
+        let count = order.len() * self.plan.loads.len();
+        let (mut all, mut loads) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for stretch in order.chunks_mut(STRETCH) {
+            for load in self.sequence.profiles() {
+                if self.sequence.is_shuffled() {
+                    self.sequence.random.shuffle(stretch);
+                }
+                all.extend_from_slice(stretch);
+                loads.resize(all.len(), u8::try_from(load).unwrap_or(u8::MAX));
+            }
+        }
+        *order = all;
+        loads
     }
 
     /// Rank-0 CPU outer, then size ascending, rank-1 CPU inner.
@@ -126,15 +155,16 @@ impl Blocks for PairSchedule<'_> {
             .iter()
             .flat_map(|&cell| self.plan.sizes.iter().map(move |&bytes| (cell, bytes)))
             .collect();
-        self.sequence.random.shuffle(&mut visits);
-        let points: Vec<PlannedPoint> = visits
-            .into_iter()
-            .map(|(cell, bytes)| {
+        let mut points = Vec::with_capacity(visits.len() * self.plan.loads.len());
+        for load in self.sequence.profiles() {
+            self.sequence.load = load;
+            self.sequence.random.shuffle(&mut visits);
+            for &(cell, bytes) in &visits {
                 let moves = self.last != Some(cell);
                 self.last = Some(cell);
-                self.sequence.point(cell, bytes, Phase::Confirm, moves)
-            })
-            .collect();
+                points.push(self.sequence.point(cell, bytes, Phase::Confirm, moves));
+            }
+        }
         points.into_iter()
     }
 }
@@ -144,6 +174,8 @@ impl Blocks for PairSchedule<'_> {
 pub struct PairBlock<'s, 'a> {
     schedule: &'s mut PairSchedule<'a>,
     order: Vec<u32>,
+    /// The load profile of each; empty when there is one.
+    loads: Vec<u8>,
     taken: usize,
     after_sentinel: bool,
 }
@@ -154,6 +186,7 @@ impl Iterator for PairBlock<'_, '_> {
     fn next(&mut self) -> Option<PlannedPoint> {
         let index = *self.order.get(self.taken)?;
         let schedule = &mut *self.schedule;
+        schedule.sequence.load = self.loads.get(self.taken).copied().map_or(0, usize::from);
         // The point that a sentinel came before is not asked about again.
         let sentinel = if self.after_sentinel { None } else { schedule.sequence.due_sentinel() };
         self.after_sentinel = sentinel.is_some();
@@ -337,6 +370,38 @@ mod tests {
         assert!(changes(0) > 75);
         assert!(changes(1) > 55);
         assert!(changes(2) > 30);
+    }
+
+    #[test]
+    fn loads_measure_stretches_of_the_same_pairs_in_turn() {
+        let machine = machine(12, 3);
+        let loads = ["idle", "cpu:2"].map(|name| name.parse().unwrap());
+        let plan = plan(&machine).loads(loads).build(&machine).unwrap();
+        let mut schedule = PairSchedule::new(&plan, &machine, 0);
+        let points_of_one_load = 12 * 12 * 2 + 12;
+        assert_eq!(schedule.block_len(), 2 * points_of_one_load);
+        let points: Vec<PlannedPoint> =
+            schedule.next_block(None).filter(|point| !point.sentinel).collect();
+        let mut first = Vec::new();
+        for stretch in points.chunks(2 * STRETCH) {
+            let (before, after) = stretch.split_at(stretch.len() / 2);
+            let key = |points: &[PlannedPoint]| -> Vec<((usize, usize), u64)> {
+                let mut keys: Vec<_> =
+                    points.iter().map(|point| (cell(point), point.bytes.bytes())).collect();
+                keys.sort_unstable();
+                keys
+            };
+            assert_eq!(key(before), key(after));
+            assert!(before.iter().all(|point| point.load == before[0].load));
+            assert!(after.iter().all(|point| point.load == 1 - before[0].load));
+            first.push(before[0].load);
+        }
+        // Every order is followed by its reverse.
+        assert_eq!(first.len(), 5);
+        assert!(first.chunks_exact(2).all(|pair| pair[0] != pair[1]), "{first:?}");
+        let confirmed: Vec<_> = schedule.confirm(&[Cell { row: 1, column: 2 }]).collect();
+        assert_eq!(confirmed.len(), 4);
+        assert_eq!(confirmed.iter().filter(|point| point.load == 1).count(), 2);
     }
 
     #[test]

@@ -254,3 +254,84 @@ fn the_recorded_pair_matrix_makes_a_whole_folder() {
         assert!(text.contains(line), "{line}");
     }
 }
+
+#[test]
+fn loads_of_both_sweeps_are_recorded_and_added_up_across_a_resume() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine_ = machine("");
+    let loads = || ["idle", "cpu:1"].map(|name| name.parse().unwrap());
+    let h2d = H2dPlan::builder().repeats(2).sizes([ByteSize::mib(1)]).loads(loads());
+    let h2d = h2d.build(&machine_).unwrap();
+    let plan = PlanRecord::of_h2d(h2d)
+        .with_core_pair(Some(pairs().rank0_cpus([0, 2]).loads(loads()).build(&machine_).unwrap()));
+    run(&plan, "", dir.path(), &mut Stop(37)).unwrap();
+    let report = run(&plan, "", dir.path(), &mut ()).unwrap();
+    let found: Vec<_> = report
+        .manifest
+        .load_profiles
+        .iter()
+        .map(|record| (record.sweep, record.load.name.as_str(), record.load.rank))
+        .collect();
+    let expected = [
+        (Sweep::H2d, "idle", 0),
+        (Sweep::H2d, "cpu:1", 0),
+        (Sweep::CorePair, "idle", 0),
+        (Sweep::CorePair, "cpu:1", 0),
+        (Sweep::CorePair, "idle", 1),
+        (Sweep::CorePair, "cpu:1", 1),
+    ];
+    assert_eq!(found, expected);
+    for record in &report.manifest.load_profiles {
+        assert_eq!(record.load.cpus.is_empty(), record.load.name == "idle", "{record:?}");
+        assert_eq!(record.load.utilisation, None, "nothing burns in virtual time");
+    }
+    let whole = tempfile::tempdir().unwrap();
+    run(&plan, "", whole.path(), &mut ()).unwrap();
+    // The order is that of a run in one go.
+    let order = |dir: &Path| -> Vec<_> {
+        let copies = samples(dir).into_iter().filter(|sample| sample.sweep == Sweep::H2d);
+        let planned = copies.filter(|sample| sample.phase != Phase::Confirm);
+        planned.map(|sample| (sample.seq, sample.load.clone(), sample.cell())).collect()
+    };
+    assert!(order(dir.path()) == order(whole.path()));
+}
+
+fn load_record(name: &str, rank: u32, burners: u32) -> LoadProfileRecord {
+    serde_json::from_value(serde_json::json!({
+        "sweep": "core_pair", "name": name, "kind": "both", "rank": rank, "burners": burners,
+        "cpus": [1], "active_ns": 100, "busy_ns": 43, "utilisation": 0.43, "flops": 1, "bytes": 1,
+        "starts": 1, "longest_switch_ns": 0, "weak_points": 0, "weak_seqs": [],
+    }))
+    .unwrap()
+}
+
+/// A container with half a CPU of time, whatever CPUs it may run on.
+#[test]
+fn f9_a_quota_that_throttles_the_load_is_named() {
+    let mut manifest = Manifest::empty("test", PlanRecord::default(), "blocks".to_owned());
+    manifest.load_profiles = [0, 1].map(|rank| load_record("cpu:2", rank, 2)).into();
+    assert!(load_notes(&manifest).is_empty(), "without a quota");
+    manifest.environment.cpu_quota = Some(6.0);
+    assert!(load_notes(&manifest).is_empty(), "4 burners and 2 ranks fit into 6 CPUs");
+    manifest.environment.cpu_quota = Some(0.5);
+    let notes = load_notes(&manifest);
+    assert_eq!(notes.len(), 1);
+    for part in ["grants 0.5 CPUs", "4 burners", "2 measuring threads need 6", "throttled"] {
+        assert!(notes[0].contains(part), "{part}: {notes:?}");
+    }
+}
+
+#[test]
+fn points_without_their_whole_load_are_named() {
+    let mut manifest = Manifest::empty("test", PlanRecord::default(), "blocks".to_owned());
+    let mut record = load_record("cpu:2", 1, 2);
+    (record.load.weak_points, record.load.weak_seqs) = (7, (10..17).collect());
+    manifest.load_profiles = vec![record, load_record("device", 1, 1)];
+    let notes = load_notes(&manifest);
+    assert_eq!(notes.len(), 1);
+    for part in
+        ["beside 7 points", "cpu:2 (rank 1)", "90 %", "seq 10, 11, 12, 13, 14, …;", "43.0 %"]
+    {
+        assert!(notes[0].contains(part), "{part}: {notes:?}");
+    }
+}

@@ -1,7 +1,10 @@
 //! What all sweeps share: the loop over blocks and points, resume, cancellation, progress and the
 //! accounts.
 
-use cluster_health_core::{Bandwidth, ByteSize, CpuId, Machine, TagPattern};
+use std::collections::BTreeSet;
+
+use cluster_health_core::load::{LoadGenerator, LoadProfile, LoadRecord};
+use cluster_health_core::{Bandwidth, ByteSize, CpuId, Device, Machine, TagPattern};
 
 use super::{SweepEnd, Timings};
 use crate::analysis::{Table, confirmation};
@@ -119,7 +122,7 @@ pub(super) fn drive<P: Points>(
     points: &mut P,
     schedule: &mut impl Blocks,
     extent: Extent,
-    (estimates, table): (&mut Estimates, &mut Table),
+    gathered: &mut [Gathered],
     course: &mut Course<'_>,
 ) -> Result<SweepEnd> {
     let Extent { repeats, ci, confirm, seed } = extent;
@@ -127,8 +130,7 @@ pub(super) fn drive<P: Points>(
     let total = first_seq + schedule.block_len() as u64 * u64::from(repeats);
     let mut run = Drive {
         points,
-        estimates,
-        table,
+        gathered,
         course,
         end: SweepEnd::default(),
         prepared: false,
@@ -138,10 +140,14 @@ pub(super) fn drive<P: Points>(
     };
     for block in 0..repeats.max(if ci.is_some() { MAX_BLOCKS } else { 0 }) {
         let wanted = match ci {
-            Some(width) if block >= repeats => Some(run.estimates.wider_than(width)),
+            // A cell that needs it under one load is visited under all.
+            Some(width) if block >= repeats => {
+                let wide = run.gathered.iter().map(|load| load.estimates.wider_than(width));
+                Some(wide.flatten().collect::<BTreeSet<_>>())
+            }
             _ => None,
         };
-        if wanted.as_ref().is_some_and(std::collections::BTreeSet::is_empty) {
+        if wanted.as_ref().is_some_and(BTreeSet::is_empty) {
             break;
         }
         let is_wanted = |cell: Cell, bytes: ByteSize| {
@@ -154,9 +160,12 @@ pub(super) fn drive<P: Points>(
     }
     if let Some(min_effect) = confirm {
         let usable = |row: usize, column: usize| run.points.is_usable(Cell { row, column });
-        // Nothing of the sweep is judged after this: the table is handed over.
-        let table = std::mem::replace(run.table, run.table.empty());
-        let rounds = confirmation(table, min_effect, seed, &usable);
+        // Nothing of the sweep is judged after this: the tables are handed over.
+        let tables = run.gathered.iter_mut().map(|load| {
+            let empty = load.table.empty();
+            std::mem::replace(&mut load.table, empty)
+        });
+        let rounds = confirmation(tables.collect(), min_effect, seed, &usable);
         for cells in &rounds {
             if !run.measure_all(schedule.confirm(cells))? {
                 return Ok(run.end);
@@ -166,11 +175,42 @@ pub(super) fn drive<P: Points>(
     run.finish()
 }
 
+/// What is gathered under one load profile.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    pub(super) estimates: Estimates,
+    pub(super) table: Table,
+}
+
+impl Gathered {
+    fn add(&mut self, sample: &Sample) {
+        self.estimates.add(sample);
+        self.table.add(sample);
+    }
+}
+
+/// The loads of a sweep on one rank; `None` where the plan has none but idle.
+pub(super) fn loads_of(
+    machine: &Machine,
+    profiles: &[LoadProfile],
+    devices: &[Vec<Device>],
+    rank: usize,
+) -> Result<Option<LoadGenerator>> {
+    if let [LoadProfile::Idle] = profiles {
+        return Ok(None);
+    }
+    Ok(Some(LoadGenerator::new(machine, profiles, devices, rank)?))
+}
+
+/// What the burners did; nothing for a plan without.
+pub(super) fn records_of(loads: Option<&LoadGenerator>) -> Vec<LoadRecord> {
+    loads.map(LoadGenerator::records).unwrap_or_default()
+}
+
 /// A sweep on its way.
 struct Drive<'r, 'c, P> {
     points: &'r mut P,
-    estimates: &'r mut Estimates,
-    table: &'r mut Table,
+    gathered: &'r mut [Gathered],
     course: &'r mut Course<'c>,
     end: SweepEnd,
     prepared: bool,
@@ -199,11 +239,6 @@ impl<P: Points> Drive<'_, '_, P> {
         Ok(sample)
     }
 
-    fn gather(&mut self, sample: &Sample) {
-        self.estimates.add(sample);
-        self.table.add(sample);
-    }
-
     /// False when the sweep ends before the last of these points.
     fn measure_all(&mut self, planned: impl Iterator<Item = PlannedPoint>) -> Result<bool> {
         self.total = self.total.max(self.next + planned.size_hint().0 as u64);
@@ -211,7 +246,7 @@ impl<P: Points> Drive<'_, '_, P> {
             self.next = point.seq + 1;
             if let Some(sample) = self.recalled()? {
                 self.points.recall(&point, &sample)?;
-                self.gather(&sample);
+                self.gathered[point.load].add(&sample);
                 continue;
             }
             if !self.prepared {
@@ -236,8 +271,7 @@ impl<P: Points> Drive<'_, '_, P> {
                 }
                 Err(error) => return Err(error),
             };
-            self.estimates.add(sample);
-            self.table.add(sample);
+            self.gathered[point.load].add(sample);
             self.course.observer.sample(sample)?;
             self.end.points += 1;
         }
@@ -270,15 +304,16 @@ pub(crate) fn not_this_plan(sample: &Sample) -> Error {
     )
 }
 
-/// An error unless `sample` is what became of `point` in the cell with these ids.
+/// An error unless `sample` is what became of `point` in the cell with these ids under this load.
 pub(super) fn check_recalled(
     point: &PlannedPoint,
     sample: &Sample,
     cell: (u32, u32),
+    load: &str,
 ) -> Result<()> {
     let found = (sample.seq, sample.bytes, sample.block, sample.phase, sample.sentinel);
     let planned = (point.seq, point.bytes, point.block, point.phase, point.sentinel);
-    if sample.cell() == Some(cell) && found == planned {
+    if sample.cell() == Some(cell) && sample.load == load && found == planned {
         Ok(())
     } else {
         Err(not_this_plan(sample))
@@ -286,7 +321,9 @@ pub(super) fn check_recalled(
 }
 
 /// Makes the reused sample that of `point`, with nothing measured; keeps its allocations.
-pub(super) fn reset(sample: &mut Sample, point: &PlannedPoint) {
+pub(super) fn reset(sample: &mut Sample, point: &PlannedPoint, load: &str) {
+    sample.load.clear();
+    sample.load.push_str(load);
     sample.seq = point.seq;
     sample.block = point.block;
     sample.bytes = point.bytes;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use cluster_health_core::load::{LoadGenerator, LoadProfile, LoadRecord};
 use cluster_health_core::{
     Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, EventTimer, HostBuffer, HostMemory, Machine,
     NodeId, PointContext, Stream, TagPattern, Transfer,
@@ -11,8 +12,8 @@ use ndarray::{ArrayView2, ArrayView3};
 
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Extent, Points, RunClock, Stage, check_recalled, core_of, drive,
-    mark_implausible, point_tags, reset,
+    Accounts, Course, Extent, Gathered, Points, RunClock, Stage, check_recalled, core_of, drive,
+    loads_of, mark_implausible, point_tags, records_of, reset,
 };
 use super::warmup::{Best, Verdict, Warmup};
 use crate::analysis::Table;
@@ -28,8 +29,12 @@ use crate::schedule::{Cell, PlannedPoint, Schedule};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct H2dMatrix {
-    /// Rates, statuses and spread, sizes × CPUs × devices.
+    /// Rates, statuses and spread, sizes × CPUs × devices, under the plan's first load profile.
     pub matrix: Matrix,
+    /// The same under its other load profiles, in their order.
+    pub under_loads: Vec<Matrix>,
+    /// What burned beside the measurement; empty for a plan of the idle machine alone.
+    pub loads: Vec<LoadRecord>,
     /// How the sweep ended.
     pub end: SweepEnd,
     /// What a reader should know before trusting the numbers, one line each.
@@ -100,10 +105,16 @@ pub(crate) fn h2d_in(
         |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
         |id| machine.device(DeviceId(id)).and_then(|device| device.info().node).map(|node| node.0),
     );
-    let axes = (rows.clone(), columns.clone());
     let core_of = |cpu| core_of(machine, cpu);
-    let mut table = Table::new(Sweep::H2d, "idle", plan.sizes.clone(), axes, core_of);
-    let mut estimates = Estimates::new(Sweep::H2d, "idle", plan.sizes.clone(), rows, columns);
+    let gathered = |load: &LoadProfile| {
+        let (load, sizes, axes) = (load.to_string(), || plan.sizes.clone(), (&rows, &columns));
+        let (rows, columns) = (axes.0.clone(), axes.1.clone());
+        Gathered {
+            table: Table::new(Sweep::H2d, &load, sizes(), (rows.clone(), columns.clone()), core_of),
+            estimates: Estimates::new(Sweep::H2d, &load, sizes(), rows, columns),
+        }
+    };
+    let mut gathered: Vec<Gathered> = plan.loads.iter().map(gathered).collect();
     let mut engine = Engine::new(machine, plan);
     let mut schedule = Schedule::new(plan, machine);
     let extent = Extent {
@@ -112,11 +123,15 @@ pub(crate) fn h2d_in(
         confirm: (plan.order == Order::Blocks).then_some(plan.min_effect),
         seed: plan.seed,
     };
-    let gathered = (&mut estimates, &mut table);
-    let end = drive(&mut engine, &mut schedule, extent, gathered, course)?;
+    let end = drive(&mut engine, &mut schedule, extent, &mut gathered, course)?;
+    let loads = records_of(engine.loads.as_ref());
     let refused = engine.refused.map(|reason| format!("host memory is pageable: {reason}"));
     let notes = refused.into_iter().collect();
-    Ok(H2dMatrix { matrix: estimates.into_matrix(), end, notes })
+    let mut matrices = gathered.into_iter().map(|load| load.estimates.into_matrix());
+    let matrix = matrices
+        .next()
+        .unwrap_or_else(|| Matrix::new(Sweep::H2d, "idle", Vec::new(), rows, columns));
+    Ok(H2dMatrix { matrix, under_loads: matrices.collect(), loads, end, notes })
 }
 
 /// Host memory that copies start from.
@@ -162,11 +177,14 @@ struct Engine<'a> {
     binding: Option<Binding>,
     bound: Option<CpuId>,
     visit: Option<u64>,
-    /// Fastest transfers so far, timed or not.
-    best: BTreeMap<ByteSize, Best>,
+    /// Fastest transfers so far, timed or not, by load and size.
+    best: BTreeMap<(usize, ByteSize), Best>,
     /// Reused for every point, so that measuring does not allocate.
     sample: Sample,
     accounts: Accounts,
+    /// Names of the plan's load profiles, and what makes them.
+    load_names: Vec<String>,
+    loads: Option<LoadGenerator>,
 }
 
 impl<'a> Engine<'a> {
@@ -188,6 +206,19 @@ impl<'a> Engine<'a> {
             best: BTreeMap::new(),
             sample,
             accounts: Accounts::default(),
+            load_names: plan.loads.iter().map(ToString::to_string).collect(),
+            loads: None,
+        }
+    }
+
+    /// Lets the load of this point run; true when another one did before.
+    fn switch_load(&mut self, point: &PlannedPoint) -> Result<bool> {
+        let cpu = self.plan.cpus[point.cell.row];
+        match &mut self.loads {
+            Some(loads) if !self.plan.unusable_cpus.contains_key(&cpu) => {
+                Ok(loads.switch(point.load, &[cpu])?)
+            }
+            _ => Ok(false),
         }
     }
 
@@ -208,14 +239,16 @@ impl<'a> Engine<'a> {
     /// Notes how a measured point's warm-up ended and the fastest of its times.
     fn note_best(&mut self, point: &PlannedPoint, settled: bool, fastest: Option<u64>) {
         let (devices, cells) = (self.plan.devices.len(), self.plan.cells());
-        let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(devices, cells));
+        let best = self.best.entry((point.load, point.bytes));
+        let best = best.or_insert_with(|| Best::new(devices, cells));
         best.ended(point.cell.column, settled);
         if let Some(time) = fastest {
             best.note(point.cell.column, point.cell.row * devices + point.cell.column, time);
         }
     }
 
-    fn point(&mut self, point: &PlannedPoint) -> Result<(), Fault> {
+    /// One point; `switched` when another load ran before.
+    fn point(&mut self, point: &PlannedPoint, switched: bool) -> Result<(), Fault> {
         let cpu = self.plan.cpus[point.cell.row];
         if let Some(reason) = self.plan.unusable_cpus.get(&cpu) {
             return Err(Fault::Skipped(reason.clone()));
@@ -229,7 +262,7 @@ impl<'a> Engine<'a> {
             sweep_is_pair: false,
             load: &self.sample.load,
         });
-        let mut cold = self.bind(cpu)?;
+        let mut cold = self.bind(cpu)? || switched;
         let node = self.machine.node_of(cpu);
         let arena = match self.plan.arena {
             ArenaPolicy::Node => {
@@ -264,7 +297,8 @@ impl<'a> Engine<'a> {
         self.sample.pinned = Some(arena.buffer.pinned());
         self.sample.page_nodes.clone_from(&arena.page_nodes);
         let at = point.cell.row * self.plan.devices.len() + point.cell.column;
-        let best = self.best.get(&point.bytes).and_then(|best| best.of(point.cell.column, at));
+        let best = self.best.get(&(point.load, point.bytes));
+        let best = best.and_then(|best| best.of(point.cell.column, at));
         let mut run = PointRun {
             machine: self.machine,
             plan: self.plan,
@@ -394,6 +428,7 @@ impl Points for Engine<'_> {
             .values()
             .flatten()
             .find_map(|arena| arena.buffer.refused().map(str::to_owned));
+        self.loads = loads_of(machine, &plan.loads, &plan.load_devices(machine), 0)?;
         self.accounts.timings.setup_ns = machine.now_ns() - began;
         Ok(())
     }
@@ -401,7 +436,7 @@ impl Points for Engine<'_> {
     /// Takes over what an interrupted run knew about the speed of a device and size.
     fn recall(&mut self, point: &PlannedPoint, sample: &Sample) -> Result<()> {
         let cell = (self.plan.cpus[point.cell.row].0, self.plan.devices[point.cell.column].0);
-        check_recalled(point, sample, cell)?;
+        check_recalled(point, sample, cell, &self.load_names[point.load])?;
         if sample.status == PointStatus::Measured {
             let fastest = sample.warmup_ns.iter().chain(sample.host_times()).min().copied();
             self.note_best(point, sample.settled, fastest);
@@ -414,8 +449,9 @@ impl Points for Engine<'_> {
     }
 
     fn measure(&mut self, point: &PlannedPoint, clock: &mut RunClock) -> Result<&Sample> {
+        let switched = self.switch_load(point)?;
         let began = self.machine.now_ns();
-        reset(&mut self.sample, point);
+        reset(&mut self.sample, point, &self.load_names[point.load]);
         self.sample.t_ns = Some(clock.begin(began));
         self.sample.cpu = Some(self.plan.cpus[point.cell.row]);
         self.sample.device = Some(self.plan.devices[point.cell.column]);
@@ -423,7 +459,7 @@ impl Points for Engine<'_> {
             RanOn::Thread(cpus) => cpus.clear(),
             RanOn::Ranks(_) => self.sample.ran_on = RanOn::Thread(Vec::new()),
         }
-        let (status, reason) = match self.point(point) {
+        let (status, reason) = match self.point(point, switched) {
             Ok(()) => (PointStatus::Measured, None),
             Err(Fault::Skipped(reason)) => (PointStatus::Skipped, Some(reason)),
             Err(Fault::Failed(error)) => (PointStatus::Failed, Some(error.to_string())),
@@ -437,6 +473,9 @@ impl Points for Engine<'_> {
             self.note_best(point, self.sample.settled, fastest);
         }
         self.accounts.add(&self.sample, began, self.machine.now_ns());
+        if let Some(loads) = &mut self.loads {
+            loads.check(point.seq)?;
+        }
         Ok(&self.sample)
     }
 

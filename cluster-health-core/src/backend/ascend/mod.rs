@@ -33,6 +33,7 @@ use crate::units::ByteSize;
 mod acl;
 mod dcmi;
 pub(crate) mod inventory;
+pub(crate) mod matmul;
 
 /// The NPUs of this process.
 #[derive(Debug)]

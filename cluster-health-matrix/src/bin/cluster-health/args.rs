@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use cluster_health_core::affinity::parse_id_list;
-use cluster_health_core::{Bandwidth, ByteSize, Machine, parse_duration};
+use cluster_health_core::{Bandwidth, ByteSize, LoadProfile, Machine, parse_duration};
 use cluster_health_matrix::compare::CompareOptions;
 use cluster_health_matrix::plan::{ArenaPolicy, CheckPolicy, CorePairPlan, H2dPlan, Order};
 use cluster_health_matrix::report::ReportOptions;
@@ -180,7 +180,9 @@ pub(crate) struct CommonArgs {
     /// Seed of all orders.
     #[arg(long, env = "CLUSTER_HEALTH_SEED", default_value_t = 1, value_name = "N")]
     seed: u64,
-    /// Load profiles. This version measures the idle machine only.
+    /// Load profiles under which every cell is measured: idle, cpu:N (N threads per rank that
+    /// compute and copy on the node of its core; cpu:N:matmul, cpu:N:stream: one of both), device
+    /// (work on every measured device). Their order alternates within blocks.
     #[arg(long, env = "CLUSTER_HEALTH_LOAD", default_value = "idle", value_name = "LIST")]
     load: String,
     /// Data check: tag words, every byte, or nothing.
@@ -254,6 +256,21 @@ fn parse_sizes(text: &str) -> Result<Vec<ByteSize>> {
         .collect()
 }
 
+/// `idle,cpu:2`: an error names the element.
+fn parse_loads(text: &str) -> Result<Vec<LoadProfile>> {
+    text.split(',')
+        .enumerate()
+        .map(|(index, part)| {
+            named("--load", part.trim().parse()).map_err(|error| match error {
+                Error::Invalid { option, message } => {
+                    Error::invalid(option, format!("element {}: {message}", index + 1))
+                }
+                other => other,
+            })
+        })
+        .collect()
+}
+
 /// `2%` or `0.02`.
 fn parse_ratio(option: &str, text: &str) -> Result<f64> {
     let (number, scale) = match text.trim().strip_suffix('%') {
@@ -288,12 +305,6 @@ fn parse_pair(text: &str) -> Result<[u32; 2]> {
 macro_rules! with_common {
     ($builder:expr, $common:expr) => {{
         let common: &CommonArgs = $common;
-        if common.load.trim() != "idle" {
-            return Err(Error::invalid(
-                "--load",
-                format!("'{}': this version measures the idle machine only", common.load),
-            ));
-        }
         let ci = common.ci.as_deref().map(|text| parse_ratio("--ci", text)).transpose()?;
         $builder
             .iters(common.iters)
@@ -301,6 +312,7 @@ macro_rules! with_common {
             .repeats(common.repeats)
             .ci(ci)
             .min_effect(parse_ratio("--min-effect", &common.min_effect)?)
+            .loads(parse_loads(&common.load)?)
             .order(match common.order {
                 OrderArg::Blocks => Order::Blocks,
                 OrderArg::Sequential => Order::Sequential,

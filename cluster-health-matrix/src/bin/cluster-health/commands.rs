@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cluster_health_core::affinity::Census;
 use cluster_health_core::rank::RankGroup;
 use cluster_health_core::topology::Topology;
-use cluster_health_core::{BackendKind, Bandwidth, ByteSize, DeviceActivity, Machine};
+use cluster_health_core::{BackendKind, Bandwidth, ByteSize, DeviceActivity, LoadProfile, Machine};
 use cluster_health_matrix::analysis::Verdict;
 use cluster_health_matrix::compare::{self, CompareVerdict};
 use cluster_health_matrix::environment::Environment;
@@ -345,13 +345,14 @@ fn assumed_pair_rate(machine: &Machine, plan: &CorePairPlan) -> Bandwidth {
 
 fn describe_pairs(plan: &CorePairPlan, cost: &Cost) -> String {
     format!(
-        "core-pair: {} rank-0 CPUs × {} rank-1 CPUs on devices {},{} × {} × {} blocks = {} points, \
-         about {} at {:.1} GB/s per rank, {} MiB of device memory",
+        "core-pair: {} rank-0 CPUs × {} rank-1 CPUs on devices {},{} × {}{} × {} blocks = {} \
+         points, about {} at {:.1} GB/s per rank, {} MiB of device memory",
         plan.rank0_cpus.len(),
         plan.rank1_cpus.len(),
         plan.device_pair[0],
         plan.device_pair[1],
         sizes(&plan.sizes),
+        loads(&plan.loads),
         plan.repeats,
         cost.points,
         duration(cost.seconds),
@@ -367,13 +368,24 @@ fn sizes(sizes: &[ByteSize]) -> String {
     format!("{} size{plural} ({})", list.len(), list.join(","))
 }
 
+/// ` × 2 loads (idle,cpu:2)`; nothing for the idle machine alone.
+fn loads(loads: &[LoadProfile]) -> String {
+    if let [LoadProfile::Idle] = loads {
+        return String::new();
+    }
+    let list: Vec<String> = loads.iter().map(ToString::to_string).collect();
+    let plural = if list.len() == 1 { "" } else { "s" };
+    format!(" × {} load{plural} ({})", list.len(), list.join(","))
+}
+
 fn describe(plan: &H2dPlan, cost: &Cost) -> String {
     format!(
-        "h2d: {} CPUs × {} devices × {} × {} blocks = {} points, about {} at {:.1} GB/s, \
+        "h2d: {} CPUs × {} devices × {}{} × {} blocks = {} points, about {} at {:.1} GB/s, \
          {} MiB of host and {} MiB of device memory",
         plan.cpus.len(),
         plan.devices.len(),
         sizes(&plan.sizes),
+        loads(&plan.loads),
         plan.repeats,
         cost.points,
         duration(cost.seconds + cost.setup_seconds),
@@ -536,7 +548,7 @@ fn plan_pairs(args: &PlanArgs, machine: &Machine) -> Result<Done> {
     let cost = plan.cost(machine, assumed_pair_rate(machine, &plan));
     let effects = plan.detectable(machine);
     let cells = plan.rank0_cpus.len() * plan.rank1_cpus.len();
-    let most = most_confirming(cells, plan.sizes.len(), plan.order);
+    let most = most_confirming(cells * plan.loads.len(), plan.sizes.len(), plan.order);
     if args.output.json {
         print_json(&json!({
             "schema_version": 1, "plan": plan, "cost": cost, "detectable": effects,
@@ -567,7 +579,7 @@ fn plan_h2d(args: &PlanArgs, machine: &Machine) -> Result<Done> {
     let cost = plan.cost(machine, assumed_rate(machine, plan.largest()));
     let effects = plan.detectable(machine);
     let cells = plan.cpus.len() * plan.devices.len();
-    let most = most_confirming(cells, plan.sizes.len(), plan.order);
+    let most = most_confirming(cells * plan.loads.len(), plan.sizes.len(), plan.order);
     if args.output.json {
         print_json(&json!({
             "schema_version": 1, "plan": plan, "cost": cost, "detectable": effects,

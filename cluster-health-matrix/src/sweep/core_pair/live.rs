@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use cluster_health_core::load::{LoadGenerator, LoadRecord};
 use cluster_health_core::rank::{Board, RankGroup};
 use cluster_health_core::timer::Batch;
 use cluster_health_core::{
@@ -18,7 +19,8 @@ use super::{PairRunner, PlannedPair, ran_on};
 use crate::error::{Error, Result};
 use crate::plan::CorePairPlan;
 use crate::samples::{DataCheck, PointStatus, Sample, Timer};
-use crate::sweep::engine::{Stage, point_tags};
+use crate::schedule::PlannedPoint;
+use crate::sweep::engine::{Stage, loads_of, point_tags, records_of};
 use crate::sweep::warmup::{Verdict, Warmup};
 
 /// Names the control board among what ranks send each other.
@@ -48,6 +50,8 @@ const START: u32 = 5;
 const TIMES: u32 = 6;
 const END: u32 = 7;
 const CLOCK: u32 = 8;
+/// In place of a state before a point: this rank's load cannot run, and why.
+const NO_LOAD: u32 = 9;
 
 /// One iteration (a batch of all-gathers where the devices' clock is coarse) on this rank.
 #[derive(Debug, Clone, Copy)]
@@ -114,6 +118,10 @@ pub(super) struct LivePair<'a> {
     /// Writing and comparing tags, so far.
     check_ns: u64,
     stopped: bool,
+    /// This rank's; `None` when the plan has no load.
+    loads: Option<LoadGenerator>,
+    /// The same of the other rank, as it last told.
+    other_loads: Vec<LoadRecord>,
 }
 
 impl<'a> LivePair<'a> {
@@ -134,6 +142,8 @@ impl<'a> LivePair<'a> {
         let device = machine.device(id).ok_or_else(|| {
             Error::invalid("--device-pair", format!("device {id} does not exist"))
         })?;
+        let loads = loads_of(machine, &plan.loads, &plan.load_devices(machine), rank)?;
+        let other = loads_of(machine, &plan.loads, &plan.load_devices(machine), 1 - rank)?;
         let largest = plan.largest().bytes();
         let mut control = Board::new(group, CONTROL_TAG)?;
         let mut communicator = Communicator::new(group, &device)?;
@@ -177,6 +187,8 @@ impl<'a> LivePair<'a> {
             message: Vec::with_capacity(8 + CHUNK * 24),
             check_ns: 0,
             stopped: false,
+            loads,
+            other_loads: records_of(other.as_ref()),
         })
     }
 
@@ -215,9 +227,15 @@ impl<'a> LivePair<'a> {
         }
         let mut reasons = Vec::new();
         let mut stop = false;
+        let mut no_load = None;
         self.control.exchange(state, &self.message, |rank, message| {
             match message.kind {
                 STOP => stop = true,
+                NO_LOAD => {
+                    let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+                    let reason = String::from_utf8_lossy(message.bytes).into_owned();
+                    no_load = Some(cluster_health_core::Error::rank_fault(rank, reason));
+                }
                 CANNOT => {
                     let reason = message.bytes.get(8..).unwrap_or_default();
                     reasons.push(format!("rank {rank}: {}", String::from_utf8_lossy(reason)));
@@ -232,7 +250,66 @@ impl<'a> LivePair<'a> {
             self.stopped = true;
             return Err(Error::Cancelled);
         }
+        if let Some(error) = no_load {
+            self.stopped = true;
+            return Err(error.into());
+        }
         Ok((!reasons.is_empty()).then(|| reasons.join("; ")))
+    }
+
+    /// Lets the load of this point run here; both ranks' agreement on the point follows, so that
+    /// neither measures before the other's burners burn. True when another one did before.
+    ///
+    /// A rank whose load cannot run says so in place of that agreement, and both end.
+    fn switch_load(&mut self, pair: &PlannedPair) -> Result<bool> {
+        let Some(loads) = &mut self.loads else { return Ok(false) };
+        let switched = loads.switch(pair.point.load, &pair.cpus);
+        switched.map_err(|error| self.give_up_load(error))
+    }
+
+    #[cold]
+    fn give_up_load(&mut self, error: cluster_health_core::Error) -> Error {
+        if !self.stopped {
+            self.stopped = true;
+            let reason: Vec<u8> = error.to_string().bytes().take(LONGEST_REASON).collect();
+            self.control.leave(NO_LOAD, &reason);
+        }
+        error.into()
+    }
+
+    /// The end of a point: whether each rank received what the other sent, and how its load did.
+    /// The ranks whose data are spoilt.
+    fn end(&mut self, intact: bool, point: &PlannedPoint) -> Result<Vec<usize>> {
+        self.message.clear();
+        self.message.push(u8::from(intact));
+        let mut alive = Ok(());
+        if let Some(loads) = &mut self.loads {
+            alive = loads.check(point.seq).map(|_| ());
+            let figures = loads.record(point.load).map(|record| record.figures());
+            for figure in figures.unwrap_or_default() {
+                self.message.extend_from_slice(&figure.to_ne_bytes());
+            }
+        }
+        let mut spoilt = Vec::new();
+        let (own, other_loads) = (self.rank, &mut self.other_loads);
+        self.control.exchange(END, &self.message, |rank, message| {
+            expect(rank, message.kind, END)?;
+            if message.bytes.first() != Some(&1) {
+                spoilt.push(rank);
+            }
+            if rank != own
+                && let Some(record) = other_loads.get_mut(point.load)
+            {
+                let figure = |at: usize| word(message.bytes, 1 + 8 * at);
+                record.take_figures(std::array::from_fn(figure), point.seq);
+            }
+            Ok(())
+        })?;
+        alive.map_err(|error| self.give_up_load(error))?;
+        if let (Some(loads), Some(record)) = (&self.loads, self.other_loads.get_mut(point.load)) {
+            record.note_cpus(loads.burner_cpus(1 - own));
+        }
+        Ok(spoilt)
     }
 
     /// One all-gather, or a batch of them; its start and duration here.
@@ -427,10 +504,11 @@ impl PairRunner for LivePair<'_> {
     ) -> Result<()> {
         let point = &pair.point;
         let bytes = point.bytes.as_len()?;
+        let switched = self.switch_load(pair)?;
         let began = self.machine.now_ns();
         sample.t_ns = Some(began);
         // Both ranks must call a point cold, or they would judge its warm-up differently.
-        let cold = self.last != Some(pair.cpus);
+        let cold = self.last != Some(pair.cpus) || switched;
         self.last = Some(pair.cpus);
         let own = self.bind(pair.cpus[self.rank]);
         sample.bind_ns = self.machine.now_ns() - began;
@@ -464,14 +542,7 @@ impl PairRunner for LivePair<'_> {
             }
         }
         intact &= self.arrived(timed_tags.as_ref(), bytes)?;
-        let mut spoilt = Vec::new();
-        self.control.exchange(END, &[u8::from(intact)], |rank, message| {
-            expect(rank, message.kind, END)?;
-            if message.bytes.first() != Some(&1) {
-                spoilt.push(rank);
-            }
-            Ok(())
-        })?;
+        let spoilt = self.end(intact, point)?;
         sample.check = match (&timed_tags, spoilt.is_empty()) {
             (None, _) => DataCheck::Off,
             (Some(_), true) => DataCheck::Ok,
@@ -512,6 +583,15 @@ impl PairRunner for LivePair<'_> {
             self.stopped = true;
             self.control.leave(STOP, &[]);
         }
+    }
+
+    fn loads(&self) -> Vec<LoadRecord> {
+        let mut records = records_of(self.loads.as_ref());
+        let other = self.other_loads.iter().cloned();
+        if self.rank == 0 {
+            records.extend(other);
+        }
+        records
     }
 }
 

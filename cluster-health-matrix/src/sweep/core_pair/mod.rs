@@ -9,6 +9,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use cluster_health_core::load::{LoadProfile, LoadRecord};
 use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{ByteSize, CpuId, Machine};
 use ndarray::{Array3, ArrayView2, ArrayView3};
@@ -16,8 +17,8 @@ use ndarray::{Array3, ArrayView2, ArrayView3};
 use self::synthetic::SyntheticRanks;
 use super::SweepEnd;
 use super::engine::{
-    Accounts, Course, Extent, Points, RunClock, check_recalled, core_of, drive, mark_implausible,
-    reset,
+    Accounts, Course, Extent, Gathered, Points, RunClock, check_recalled, core_of, drive,
+    mark_implausible, reset,
 };
 use super::warmup::Best;
 use crate::analysis::Table;
@@ -50,8 +51,14 @@ const PROGRESS_GAP: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CorePairMatrix {
-    /// Rates per rank, statuses and spread, sizes × rank-0 CPUs × rank-1 CPUs.
+    /// Rates per rank, statuses and spread, sizes × rank-0 CPUs × rank-1 CPUs, under the plan's
+    /// first load profile.
     pub matrix: Matrix,
+    /// The same under its other load profiles, in their order.
+    pub under_loads: Vec<Matrix>,
+    /// What burned beside the measurement, of both ranks on rank 0, of its own elsewhere; empty for a
+    /// plan of the idle machine alone.
+    pub loads: Vec<LoadRecord>,
     /// How the sweep ended.
     pub end: SweepEnd,
 }
@@ -171,10 +178,17 @@ pub(crate) fn core_pair_in(
         plan.rank1_cpus.iter().map(|cpu| cpu.0).collect(),
         |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
     );
-    let axes = (rows.clone(), columns.clone());
     let core_of = |cpu| core_of(machine, cpu);
-    let mut table = Table::new(Sweep::CorePair, "idle", plan.sizes.clone(), axes, core_of);
-    let mut estimates = Estimates::new(Sweep::CorePair, "idle", plan.sizes.clone(), rows, columns);
+    let gathered = |load: &LoadProfile| {
+        let (load, sizes, axes) = (load.to_string(), || plan.sizes.clone(), (&rows, &columns));
+        let (rows, columns) = (axes.0.clone(), axes.1.clone());
+        let axes = (rows.clone(), columns.clone());
+        Gathered {
+            table: Table::new(Sweep::CorePair, &load, sizes(), axes, core_of),
+            estimates: Estimates::new(Sweep::CorePair, &load, sizes(), rows, columns),
+        }
+    };
+    let mut gathered: Vec<Gathered> = plan.loads.iter().map(gathered).collect();
     let mut schedule = PairSchedule::new(plan, machine, course.first_seq);
     let mut pairs = Pairs::new(machine, plan, ranks);
     let extent = Extent {
@@ -183,9 +197,13 @@ pub(crate) fn core_pair_in(
         confirm: (plan.order == Order::Blocks).then_some(plan.min_effect),
         seed: plan.seed,
     };
-    let gathered = (&mut estimates, &mut table);
-    let end = drive(&mut pairs, &mut schedule, extent, gathered, course)?;
-    Ok(CorePairMatrix { matrix: estimates.into_matrix(), end })
+    let end = drive(&mut pairs, &mut schedule, extent, &mut gathered, course)?;
+    let loads = pairs.runner.as_ref().map(|runner| runner.loads()).unwrap_or_default();
+    let mut matrices = gathered.into_iter().map(|load| load.estimates.into_matrix());
+    let matrix = matrices
+        .next()
+        .unwrap_or_else(|| Matrix::new(Sweep::CorePair, "idle", Vec::new(), rows, columns));
+    Ok(CorePairMatrix { matrix, under_loads: matrices.collect(), loads, end })
 }
 
 /// One point for the ranks; both CPUs are usable as far as the census tells.
@@ -200,7 +218,7 @@ pub(crate) struct PlannedPair {
 /// Measures one point; implemented by the synthetic machine (one process, virtual time) and by live
 /// ranks.
 pub(crate) trait PairRunner {
-    /// Binds both ranks, warms up ([`Warmup`](super::warmup::Warmup)), times the plan's iterations
+    /// Lets the load of the point run on both ranks, binds both, warms up ([`Warmup`](super::warmup::Warmup)), times the plan's iterations
     /// and checks the data.
     ///
     /// `best` is the fastest all-gather of this size and cell so far, before the cell's first visit
@@ -227,6 +245,9 @@ pub(crate) trait PairRunner {
 
     /// Tells the other rank that no further point comes.
     fn stop(&mut self) {}
+
+    /// What burned so far, of all ranks as far as this one knows.
+    fn loads(&self) -> Vec<LoadRecord>;
 }
 
 /// Of each rank the CPUs that it was seen on, in a sample that [`Pairs`] made.
@@ -254,12 +275,13 @@ struct Pairs<'a> {
     plan: &'a CorePairPlan,
     ranks: Option<&'a RankGroup>,
     runner: Option<Box<dyn PairRunner + 'a>>,
-    /// Fastest all-gathers by size; their classes are those of [`Kinship`].
-    best: BTreeMap<ByteSize, Best>,
+    /// Fastest all-gathers by load and size; their classes are those of [`Kinship`].
+    best: BTreeMap<(usize, ByteSize), Best>,
     /// Reused for every point, so that measuring does not allocate.
     sample: Sample,
     accounts: Accounts,
     drawn: Option<Instant>,
+    load_names: Vec<String>,
 }
 
 impl<'a> Pairs<'a> {
@@ -277,6 +299,7 @@ impl<'a> Pairs<'a> {
             sample,
             accounts: Accounts::default(),
             drawn: None,
+            load_names: plan.loads.iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -305,7 +328,8 @@ impl<'a> Pairs<'a> {
     fn note(&mut self, point: &PlannedPoint, settled: bool, fastest: u64) {
         let (class, cell) = self.place(point);
         let cells = self.plan.cells();
-        let best = self.best.entry(point.bytes).or_insert_with(|| Best::new(KINSHIPS, cells));
+        let best = self.best.entry((point.load, point.bytes));
+        let best = best.or_insert_with(|| Best::new(KINSHIPS, cells));
         best.ended(class, settled);
         best.note(class, cell, fastest);
     }
@@ -327,7 +351,7 @@ impl Points for Pairs<'_> {
     fn prepare(&mut self) -> Result<()> {
         let began = self.machine.now_ns();
         self.runner = Some(match self.machine.synthetic_pair() {
-            Some(ranks) => Box::new(SyntheticRanks::new(self.machine, self.plan, ranks)),
+            Some(ranks) => Box::new(SyntheticRanks::new(self.machine, self.plan, ranks)?),
             None => {
                 live::ready(self.machine)?;
                 let ranks = self.ranks.ok_or_else(|| {
@@ -342,7 +366,7 @@ impl Points for Pairs<'_> {
 
     fn recall(&mut self, point: &PlannedPoint, sample: &Sample) -> Result<()> {
         let cpus = self.cpus(point);
-        check_recalled(point, sample, (cpus[0].0, cpus[1].0))?;
+        check_recalled(point, sample, (cpus[0].0, cpus[1].0), &self.load_names[point.load])?;
         if let Some(fastest) = fastest(sample) {
             self.note(point, sample.settled, fastest);
         }
@@ -361,10 +385,11 @@ impl Points for Pairs<'_> {
     fn measure(&mut self, point: &PlannedPoint, clock: &mut RunClock) -> Result<&Sample> {
         let cpus = self.cpus(point);
         let (class, cell) = self.place(point);
-        let best = self.best.get(&point.bytes).and_then(|best| best.of(class, cell));
+        let best = self.best.get(&(point.load, point.bytes));
+        let best = best.and_then(|best| best.of(class, cell));
         let Some(runner) = &mut self.runner else { return Err(Error::Cancelled) };
         let sample = &mut self.sample;
-        reset(sample, point);
+        reset(sample, point, &self.load_names[point.load]);
         [sample.rank0_cpu, sample.rank1_cpu] = cpus.map(Some);
         sample.t_ns = None;
         sample.skew_ns = None;

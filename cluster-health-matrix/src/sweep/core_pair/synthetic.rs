@@ -4,6 +4,7 @@
 //! sum, where live ranks bind at once. The ranks start together, so the skew is 0, and their times
 //! are equal.
 
+use cluster_health_core::load::{LoadGenerator, LoadRecord};
 use cluster_health_core::machine::SyntheticPair;
 use cluster_health_core::{CpuId, Machine, PointContext};
 
@@ -11,6 +12,7 @@ use super::{PairRunner, PlannedPair, ran_on};
 use crate::error::{Error, Result};
 use crate::plan::{CheckPolicy, CorePairPlan};
 use crate::samples::{DataCheck, PointStatus, Sample};
+use crate::sweep::engine::{loads_of, records_of};
 use crate::sweep::warmup::{Verdict, Warmup};
 
 pub(super) struct SyntheticRanks<'a> {
@@ -18,11 +20,20 @@ pub(super) struct SyntheticRanks<'a> {
     plan: &'a CorePairPlan,
     ranks: SyntheticPair,
     bound: [Option<CpuId>; 2],
+    /// Of each rank; nothing burns, but the CPUs that would are known.
+    loads: Vec<LoadGenerator>,
 }
 
 impl<'a> SyntheticRanks<'a> {
-    pub(super) fn new(machine: &'a Machine, plan: &'a CorePairPlan, ranks: SyntheticPair) -> Self {
-        Self { machine, plan, ranks, bound: [None; 2] }
+    pub(super) fn new(
+        machine: &'a Machine,
+        plan: &'a CorePairPlan,
+        ranks: SyntheticPair,
+    ) -> Result<Self> {
+        let devices = plan.load_devices(machine);
+        let loads = |rank| loads_of(machine, &plan.loads, &devices, rank).transpose();
+        let loads = [0, 1].into_iter().filter_map(loads).collect::<Result<_>>()?;
+        Ok(Self { machine, plan, ranks, bound: [None; 2], loads })
     }
 
     /// Binds both ranks; true when one came from elsewhere, the reasons when one cannot.
@@ -129,6 +140,9 @@ impl PairRunner for SyntheticRanks<'_> {
         best: Option<u64>,
         sample: &mut Sample,
     ) -> Result<()> {
+        for loads in &mut self.loads {
+            loads.switch(pair.point.load, &pair.cpus)?;
+        }
         sample.t_ns = Some(self.machine.now_ns());
         self.machine.begin_point(&PointContext {
             seq: pair.point.seq,
@@ -149,5 +163,9 @@ impl PairRunner for SyntheticRanks<'_> {
 
     fn now_ns(&self) -> u64 {
         self.machine.now_ns()
+    }
+
+    fn loads(&self) -> Vec<LoadRecord> {
+        self.loads.iter().flat_map(|loads| records_of(Some(loads))).collect()
     }
 }
