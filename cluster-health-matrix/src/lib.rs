@@ -4,7 +4,7 @@
 //! | activity | modules |
 //! |---|---|
 //! | planning | [`plan`], [`schedule`] |
-//! | measuring | [`sweep`], [`samples`], [`estimate`] |
+//! | measuring | [`sweep`], [`samples`], [`estimate`], [`validate`], [`visit`] |
 //! | judging | [`analysis`], [`compare`] |
 //! | telling | [`calibrate`], [`placement`], [`blocks`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
@@ -52,6 +52,8 @@ pub mod session;
 pub mod stats;
 mod student;
 pub mod sweep;
+pub mod validate;
+pub mod visit;
 
 pub use error::{Error, Result};
 pub use observer::{CancelToken, Observer, Progress};

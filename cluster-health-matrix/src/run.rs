@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::plan::{CorePairPlan, H2dPlan, Order};
 use crate::samples::{PointStatus, Sample, Sweep};
 use crate::sweep::Timings;
+use crate::validate::{VALIDATE_CSV, VALIDATE_JSON, ValidatePlan};
 
 /// Version of all files in the folder.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -191,6 +192,9 @@ pub struct PlanRecord {
     /// An import of somebody else's measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub import: Option<ImportPlan>,
+    /// The base table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validate: Option<ValidatePlan>,
 }
 
 impl PlanRecord {
@@ -652,6 +656,8 @@ fn is_ours(name: &str) -> bool {
         "report.md",
         "calibration.json",
         "placement.json",
+        VALIDATE_JSON,
+        VALIDATE_CSV,
     ];
     let name = name.strip_suffix(".tmp").unwrap_or(name);
     let matrix = (name.starts_with("h2d-") || name.starts_with("core-pair-"))

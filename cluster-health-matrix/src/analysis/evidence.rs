@@ -300,8 +300,12 @@ fn not_tested(
     let knows = |known: fn(&Table) -> bool| tables.values().all(known);
     if !sweeps.contains(&Sweep::CorePair) {
         missing.push("placement of pairs: ranks that share a core need pairs of ranks".to_owned());
-    } else if !knows(|table| table.row_cores.iter().chain(&table.col_cores).any(Option::is_some) || !table.sweep.is_pair()) {
-        missing.push("placement on threads: without a census SMT siblings are not known".to_owned());
+    } else if !knows(|table| {
+        table.row_cores.iter().chain(&table.col_cores).any(Option::is_some)
+            || !table.sweep.is_pair()
+    }) {
+        missing
+            .push("placement on threads: without a census SMT siblings are not known".to_owned());
     }
     if !knows(|table| table.rows.nodes.iter().any(Option::is_some)) {
         missing.push("placement on nodes: the NUMA nodes of the CPUs are not known".to_owned());

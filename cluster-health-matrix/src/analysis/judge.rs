@@ -52,9 +52,9 @@ fn refine(
         known
             .iter()
             .map(|(rest, effect)| {
-                let cells = across.iter().map(|&at| {
-                    if axis == 0 { rest.at(line, at) } else { rest.at(at, line) }
-                });
+                let cells = across
+                    .iter()
+                    .map(|&at| if axis == 0 { rest.at(line, at) } else { rest.at(at, line) });
                 let limit = effect + 4.0 * rest.se;
                 cells
                     .filter(|value| value.is_finite())
@@ -69,9 +69,8 @@ fn refine(
         for axis in [0, 1] {
             let (members, across) = if axis == 0 { (&*rows, &*cols) } else { (&*cols, &*rows) };
             let odds = ((all[axis] - members.len()) as f64 / members.len() as f64).max(1.0);
-            let chosen: Vec<usize> = (0..all[axis])
-                .filter(|&line| evidence(axis, line, across) > odds.ln())
-                .collect();
+            let chosen: Vec<usize> =
+                (0..all[axis]).filter(|&line| evidence(axis, line, across) > odds.ln()).collect();
             if chosen.is_empty() || chosen.len() == all[axis] {
                 return;
             }
