@@ -9,7 +9,7 @@ use cluster_health_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::matmul::{self, flops};
+use super::matmul::{self, DeviceProduct, flops};
 use super::{Convention, Line, LineStatus, RankPlace, RankValue, Scope, Table, ValidatePlan};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
@@ -57,7 +57,6 @@ impl Key {
 const TYPES: [DataType; 3] = [DataType::Float32, DataType::Float64, DataType::Float16];
 const F32: u8 = 0;
 const F64: u8 = 1;
-#[allow(dead_code, reason = "of devices only")]
 const F16: u8 = 2;
 
 /// What one rank measured in one repetition.
@@ -254,6 +253,7 @@ struct Seat<'a> {
     cpu: CpuId,
     copies: Option<Result<Copies<'a>, String>>,
     fastest: Fastest,
+    products: BTreeMap<Key, Result<DeviceProduct>>,
     /// A wait ended by its time limit: nothing more is asked of the device.
     hangs: Option<String>,
 }
@@ -293,6 +293,7 @@ impl<'a> Worker<'a> {
                 cpu: plan.cpus[at],
                 copies: None,
                 fastest: Fastest::default(),
+                products: BTreeMap::new(),
                 hangs: None,
             }
         };
@@ -335,6 +336,12 @@ impl<'a> Worker<'a> {
         let mut keys = Vec::new();
         for &order in &self.plan.orders {
             keys.extend([F32, F64].map(|kind| Key::matmul(Operation::CpuMatmul, kind, order)));
+        }
+        if self.machine.backend() == BackendKind::Ascend {
+            for &order in &self.plan.device_orders {
+                let kinds = [F16, F32];
+                keys.extend(kinds.map(|kind| Key::matmul(Operation::DeviceMatmul, kind, order)));
+            }
         }
         for &bytes in &self.plan.sizes {
             let copies = [
@@ -379,7 +386,9 @@ impl<'a> Worker<'a> {
         let load = plan.load.as_str();
         machine.begin_point(&PointContext { seq, visit: seq, sweep_is_pair: false, load });
         let seat = &mut self.seats[at];
-        if let (Some(data_type), Some(order)) = (key.data_type(), key.order) {
+        if let (Operation::CpuMatmul, Some(data_type), Some(order)) =
+            (key.operation, key.data_type(), key.order)
+        {
             if machine.has_virtual_time() {
                 return Err(unavailable("a product", "a simulated CPU computes nothing"));
             }
@@ -387,6 +396,25 @@ impl<'a> Worker<'a> {
         }
         if let Some(reason) = &seat.hangs {
             return Err(Error::output("the device", format!("hung at an earlier visit: {reason}")));
+        }
+        if let (Some(data_type), Some(order)) = (key.data_type(), key.order) {
+            let made = seat.products.entry(key).or_insert_with(|| {
+                DeviceProduct::new(machine, seat.device, order, data_type, settings)
+            });
+            let result = match made {
+                Ok(product) => product.visit(machine, settings, (key.operation, order)),
+                Err(error) if error.kind() == "unavailable" => {
+                    let message = error.to_string();
+                    return Err(unavailable("a product on the device", &message));
+                }
+                Err(error) => Err(Error::output("a product on the device", error.to_string())),
+            };
+            if let Err(error) = &result
+                && error.kind() == "timeout"
+            {
+                seat.hangs = Some(error.to_string());
+            }
+            return result;
         }
         if key.operation == Operation::DeviceToDevice && seat.peer.is_none() {
             return Err(unavailable("a copy between devices", "there is one device"));
@@ -653,6 +681,7 @@ fn device_products(machine: &Machine, plan: &ValidatePlan, lines: &mut Vec<Line>
     if lines.iter().any(|line| line.operation == Operation::DeviceMatmul) {
         return;
     }
+    let device_at = lines.iter().take_while(|line| line.operation == Operation::CpuMatmul).count();
     if machine.backend() == BackendKind::Host {
         // The CPU is what computes on the memory that is the device here.
         let cpu: Vec<Line> = lines
@@ -664,17 +693,13 @@ fn device_products(machine: &Machine, plan: &ValidatePlan, lines: &mut Vec<Line>
                 ..line.clone()
             })
             .collect();
-        let at = lines.iter().take_while(|line| line.operation == Operation::CpuMatmul).count();
-        lines.splice(at..at, cpu);
+        lines.splice(device_at..device_at, cpu);
         return;
     }
-    let reason = match machine.backend() {
-        BackendKind::Synthetic => "a simulated device computes nothing",
-        _ => "this version has no product of matrices on this backend",
-    };
-    for &order in &plan.orders {
-        let key = Key::matmul(Operation::DeviceMatmul, F32, order);
-        lines.push(empty(plan, key, Scope::Rank, LineStatus::NotAvailable, reason));
+    for (&order, at) in plan.device_orders.iter().zip(device_at..) {
+        let key = Key::matmul(Operation::DeviceMatmul, F16, order);
+        let reason = "a simulated device computes nothing";
+        lines.insert(at, empty(plan, key, Scope::Rank, LineStatus::NotAvailable, reason));
     }
 }
 

@@ -49,8 +49,9 @@ pub const IDLE: &str = "idle";
 /// Bytes of copies and collectives, as far as they fit into memory. The last is far beyond every
 /// cache, the first is not.
 const SIZES: [ByteSize; 3] = [ByteSize::mib(1), ByteSize::mib(16), ByteSize::mib(256)];
-/// Orders of matrices.
+/// Orders of matrices of CPUs and devices.
 const ORDERS: [u32; 2] = [256, 1024];
+const DEVICE_ORDERS: [u32; 2] = [1024, 8192];
 const LARGEST_ORDER: u32 = 16_384;
 
 /// What a validation measures.
@@ -65,8 +66,10 @@ pub struct ValidatePlan {
     pub cpus: Vec<CpuId>,
     /// Bytes of copies, and per rank of collectives.
     pub sizes: Vec<ByteSize>,
-    /// Orders n of the n × n matrices.
+    /// Orders n of the n × n matrices that CPUs multiply.
     pub orders: Vec<u32>,
+    /// Orders of the matrices that devices multiply.
+    pub device_orders: Vec<u32>,
     /// Timed iterations per visit.
     pub iters: u32,
     /// Exactly so many discarded ones; `None`: until settled.
@@ -112,6 +115,7 @@ pub struct ValidatePlanBuilder {
     cpus: Option<Vec<u32>>,
     sizes: Option<Vec<ByteSize>>,
     orders: Option<Vec<u32>>,
+    device_orders: Option<Vec<u32>>,
     iters: Option<u32>,
     warmup: Option<u32>,
     repeats: Option<u32>,
@@ -143,7 +147,9 @@ impl ValidatePlanBuilder {
         /// Bytes of copies, and per rank of collectives; default: 1, 16 and 256 MiB as far as they
         /// fit into memory.
         sizes: impl Into<Vec<ByteSize>> => Some(sizes.into());
-        /// Orders of matrices; default 256 and 1024.
+        /// Orders of the matrices that devices multiply, where they can; default 1024 and 8192.
+        device_orders: impl Into<Vec<u32>> => Some(device_orders.into());
+        /// Orders of the matrices that CPUs multiply; default 256 and 1024.
         orders: impl Into<Vec<u32>> => Some(orders.into());
         /// Timed iterations per visit; default 3.
         iters: u32 => Some(iters);
@@ -178,15 +184,9 @@ impl ValidatePlanBuilder {
         }
         let cpus = visit::choose_cpus(machine, &devices, self.cpus.as_deref())?;
         let orders = self.orders.unwrap_or_else(|| ORDERS.to_vec());
-        for (index, order) in orders.iter().enumerate() {
-            if !(1..=LARGEST_ORDER).contains(order) || orders[..index].contains(order) {
-                let message = format!(
-                    "element {}: {order}: orders are different numbers from 1 to {LARGEST_ORDER}",
-                    index + 1
-                );
-                return Err(Error::invalid("--matmul-sizes", message));
-            }
-        }
+        check_orders("--matmul-sizes", &orders)?;
+        let device_orders = self.device_orders.unwrap_or_else(|| DEVICE_ORDERS.to_vec());
+        check_orders("--device-matmul-sizes", &device_orders)?;
         let sizes = self.sizes.unwrap_or_else(|| default_sizes(machine, devices.len()));
         visit::check_sizes("--sizes", &sizes)?;
         let timeout = self.timeout.unwrap_or(Duration::from_secs(30));
@@ -196,6 +196,7 @@ impl ValidatePlanBuilder {
             cpus,
             sizes,
             orders,
+            device_orders,
             iters: self.iters.unwrap_or(3),
             warmup: self.warmup,
             repeats: self.repeats.unwrap_or(3),
@@ -223,6 +224,19 @@ impl ValidatePlanBuilder {
         }
         Ok(plan)
     }
+}
+
+fn check_orders(option: &str, orders: &[u32]) -> Result<()> {
+    for (index, order) in orders.iter().enumerate() {
+        if !(1..=LARGEST_ORDER).contains(order) || orders[..index].contains(order) {
+            let message = format!(
+                "element {}: {order}: orders are different numbers from 1 to {LARGEST_ORDER}",
+                index + 1
+            );
+            return Err(Error::invalid(option, message));
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of this machine's memory that ranks need for copies and collectives of `largest`, and how

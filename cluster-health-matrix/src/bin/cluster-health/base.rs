@@ -81,9 +81,12 @@ pub(crate) struct ValidateArgs {
     /// decimal, bare numbers bytes. Default: 1MiB,16MiB,256MiB as far as they fit into memory.
     #[arg(long, env = "CLUSTER_HEALTH_SIZES", value_name = "LIST")]
     sizes: Option<String>,
-    /// Orders n of the n × n matrices that are multiplied. Default: 256,1024.
+    /// Orders n of the n × n matrices that a CPU multiplies. Default: 256,1024.
     #[arg(long, env = "CLUSTER_HEALTH_MATMUL_SIZES", value_name = "LIST")]
     matmul_sizes: Option<String>,
+    /// Orders of the matrices that an accelerator multiplies. Default: 1024,8192.
+    #[arg(long, env = "CLUSTER_HEALTH_DEVICE_MATMUL_SIZES", value_name = "LIST")]
+    device_matmul_sizes: Option<String>,
     #[command(flatten)]
     pub(crate) folder: FolderArgs,
 }
@@ -109,17 +112,20 @@ impl ValidateArgs {
             builder = builder.sizes(parse_sizes(sizes)?);
         }
         if let Some(orders) = &self.matmul_sizes {
-            builder = builder.orders(parse_orders(orders)?);
+            builder = builder.orders(parse_orders("--matmul-sizes", orders)?);
+        }
+        if let Some(orders) = &self.device_matmul_sizes {
+            builder = builder.device_orders(parse_orders("--device-matmul-sizes", orders)?);
         }
         builder.build(machine)
     }
 }
 
-fn parse_orders(text: &str) -> Result<Vec<u32>> {
+fn parse_orders(option: &str, text: &str) -> Result<Vec<u32>> {
     let number = |(index, part): (usize, &str)| {
         part.trim().parse().map_err(|_| {
             let message = format!("element {}: '{part}' is no number such as 1024", index + 1);
-            Error::invalid("--matmul-sizes", message)
+            Error::invalid(option, message)
         })
     };
     text.split(',').enumerate().map(number).collect()
