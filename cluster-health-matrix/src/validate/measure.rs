@@ -1,7 +1,6 @@
 //! Who measures what, when, and what becomes a line.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{
@@ -19,6 +18,7 @@ use crate::run::{SCHEMA_VERSION, Tool};
 use crate::samples::Timer;
 use crate::schedule::Random;
 use crate::stats::median;
+use crate::visit::talk::{decode, encode, hear};
 use crate::visit::{Copies, Fastest, Operation, Ranks, SyntheticRanks, Visit};
 
 /// A copy between device buffers that is so many times faster than one far beyond every cache never
@@ -26,9 +26,6 @@ use crate::visit::{Copies, Fastest, Operation, Ranks, SyntheticRanks, Visit};
 const CACHED: f64 = 1.5;
 /// Far beyond every cache.
 const BEYOND_CACHES: ByteSize = ByteSize::mib(128);
-
-/// Longest silence of another rank that is alive: each of its waits is bounded by itself.
-const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// What a line is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -134,32 +131,6 @@ fn shared_text(plan: &ValidatePlan) -> Result<String> {
     let plan = ValidatePlan { devices: Vec::new(), cpus: Vec::new(), ..plan.clone() };
     serde_json::to_string_pretty(&plan)
         .map_err(|error| Error::format("the plan", error.to_string()))
-}
-
-fn encode(value: &impl Serialize) -> Result<Vec<u8>> {
-    serde_json::to_vec(value).map_err(|error| Error::format("a message", error.to_string()))
-}
-
-fn decode<T: serde::de::DeserializeOwned>(rank: u32, message: &[u8]) -> Result<T> {
-    serde_json::from_slice(message)
-        .map_err(|error| Error::format(format!("what rank {rank} sent"), error.to_string()))
-}
-
-/// Waits for a rank as long as it lives.
-fn hear(group: &RankGroup, from: u32, observer: &dyn Observer) -> Result<Option<Vec<u8>>> {
-    let began = Instant::now();
-    loop {
-        match group.receive(from) {
-            Err(cluster_health_core::Error::Rank { timed_out: true, .. })
-                if began.elapsed() < PATIENCE =>
-            {
-                if group.rank() != 0 && observer.is_cancelled() {
-                    return Ok(None);
-                }
-            }
-            other => return Ok(Some(other?)),
-        }
-    }
 }
 
 /// Rank 0, or the only process.

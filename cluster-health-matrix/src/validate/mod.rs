@@ -40,6 +40,7 @@ use crate::run::Tool;
 use crate::samples::Timer;
 use crate::visit::{self, Operation, Settings};
 
+pub(crate) use measure::cached;
 pub use output::{VALIDATE_CSV, VALIDATE_JSON, markdown, text};
 pub use session::{follow, record, rewrite};
 
@@ -134,6 +135,7 @@ macro_rules! setters {
         })*
     };
 }
+pub(crate) use setters;
 
 impl ValidatePlanBuilder {
     setters! {

@@ -6,6 +6,7 @@
 mod copies;
 mod ranks;
 mod synthetic;
+pub(crate) mod talk;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

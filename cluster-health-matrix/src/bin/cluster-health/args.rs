@@ -14,7 +14,7 @@ use cluster_health_matrix::run::OpenMode;
 use cluster_health_matrix::session::RecordOptions;
 use cluster_health_matrix::{Error, Result};
 
-use crate::base::ValidateArgs;
+use crate::base::{SizesArgs, ValidateArgs};
 
 /// Measures the path from CPU cores to accelerators as matrices, says which differences are faults
 /// and which are artefacts, and writes JSON, CSV, npy, xlsx, PNG heatmaps and a report.
@@ -62,6 +62,12 @@ pub(crate) enum Command {
     /// each with minimum, median and maximum over the ranks and the spread between repetitions. What
     /// the machine does not have is said, and is no fault.
     Validate(ValidateArgs),
+    /// Rate and time over sizes from bytes to GiB: copies of a device, all_gather of a pair.
+    ///
+    /// One CPU per device and pair. Every block visits everything in a fresh order; points that take
+    /// less time than fewer bytes are measured again. Each series is fitted as t = α + S/β. The
+    /// picture is sizes.png; --compare draws several runs into one.
+    Sizes(SizesArgs),
     /// What a sweep would cost: points, bytes, memory, time. Measures nothing.
     Plan(PlanArgs),
     /// What this machine has: a bundle to send along with a report that something does not work.
@@ -281,7 +287,7 @@ fn parse_expect(text: Option<&str>) -> Result<Option<Bandwidth>> {
 }
 
 /// `A,B`; unlike in a list of devices, one may stand there twice.
-fn parse_pair(text: &str) -> Result<[u32; 2]> {
+pub(crate) fn parse_pair(text: &str) -> Result<[u32; 2]> {
     const OPTION: &str = "--device-pair";
     let number = |part: &str| match parse_id_list(OPTION, part)?.as_slice() {
         [id] => Ok(*id),
@@ -592,6 +598,13 @@ pub(crate) enum SweepArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ImportSweepArg {
+    H2d,
+    CorePair,
+    Sizes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ScanArg {
     RowMajor,
     ColumnMajor,
@@ -603,9 +616,9 @@ pub(crate) struct ImportArgs {
     /// Format of the sources.
     #[arg(long, env = "CLUSTER_HEALTH_FORMAT", value_enum)]
     pub(crate) format: FormatArg,
-    /// What the sources hold.
+    /// What the sources hold; sizes = one size-sweep table of the older tool.
     #[arg(long, env = "CLUSTER_HEALTH_SWEEP", value_enum)]
-    pub(crate) sweep: SweepArg,
+    pub(crate) sweep: ImportSweepArg,
     /// Source files.
     #[arg(required = true, value_name = "SRC")]
     pub(crate) sources: Vec<PathBuf>,

@@ -1,15 +1,20 @@
 //! `validate` and `sizes`: options, and what the commands do.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{Bandwidth, ByteSize, Machine};
+use cluster_health_matrix::run::OpenMode;
+use cluster_health_matrix::sizes::{self, Series, SizeSweep, SizesPlan};
 use cluster_health_matrix::validate::{self, LineStatus, Table, ValidatePlan};
 use cluster_health_matrix::{CancelToken, Error, Result};
 use serde_json::json;
 
-use crate::args::{BackendArg, FolderArgs, RanksArg, named, parse_list, parse_sizes};
+use crate::args::{
+    BackendArg, FolderArgs, ImportArgs, RanksArg, named, parse_list, parse_pair, parse_sizes,
+};
 use crate::commands::{Done, Membership, stop_on_signals};
 use crate::progress::Terminal;
 use crate::{print_json, print_text};
@@ -182,8 +187,146 @@ pub(crate) fn show_table(table: &Table, as_json: bool) {
     }
 }
 
-/// A size, for options that take one.
-#[allow(dead_code, reason = "used by the size sweep")]
-pub(crate) fn one_size(option: &str, text: &str) -> Result<ByteSize> {
-    named(option, text.parse())
+#[derive(Debug, Args)]
+pub(crate) struct SizesArgs {
+    #[command(flatten)]
+    few: FewArgs,
+    /// Smallest size. Default: 8B.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZES_FROM", value_name = "S")]
+    sizes_from: Option<String>,
+    /// Largest size. Default: 1GiB, as far as it fits into memory.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZES_TO", value_name = "S")]
+    sizes_to: Option<String>,
+    /// What sizes grow by. Default: 4.
+    #[arg(long, env = "CLUSTER_HEALTH_FACTOR", value_name = "N")]
+    factor: Option<u64>,
+    /// These sizes instead: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB decimal, bare numbers bytes.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZES", value_name = "LIST")]
+    sizes: Option<String>,
+    /// Devices of the two ranks of the all_gather, such as 5,0. Default: the first two, a single one
+    /// twice where the backend allows that.
+    #[arg(long, env = "CLUSTER_HEALTH_DEVICE_PAIR", value_name = "A,B")]
+    device_pair: Option<String>,
+    /// CPUs of the two ranks: auto (on the NUMA nodes of their devices) or two such as 0,80.
+    #[arg(long, env = "CLUSTER_HEALTH_PAIR_CPUS", default_value = "auto", value_name = "LIST")]
+    pair_cpus: String,
+    /// Measure nothing: one table and one picture of these runs' size sweeps, into --out.
+    #[arg(long, env = "CLUSTER_HEALTH_COMPARE", num_args = 1.., value_name = "DIR")]
+    compare: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
+}
+
+impl SizesArgs {
+    fn sizes(&self) -> Result<Option<Vec<ByteSize>>> {
+        let (from, to) = (&self.sizes_from, &self.sizes_to);
+        let range = from.is_some() || to.is_some() || self.factor.is_some();
+        match (&self.sizes, range) {
+            (Some(_), true) => {
+                let message = "is a list of its own: leave out --sizes-from, --sizes-to, --factor";
+                Err(Error::invalid("--sizes", message))
+            }
+            (Some(list), false) => parse_sizes(list).map(Some),
+            (None, false) => Ok(None),
+            (None, true) => {
+                let size = |option, text: &Option<String>, default| match text {
+                    Some(text) => named(option, text.parse()),
+                    None => Ok(default),
+                };
+                let from = size("--sizes-from", from, sizes::DEFAULT_FROM)?;
+                let to = size("--sizes-to", to, sizes::DEFAULT_TO)?;
+                sizes::progression(from, to, self.factor.unwrap_or(sizes::DEFAULT_FACTOR)).map(Some)
+            }
+        }
+    }
+
+    fn plan(&self, machine: &Machine) -> Result<SizesPlan> {
+        let few = &self.few;
+        few.check_load()?;
+        let mut builder = SizesPlan::builder()
+            .iters(few.iters)
+            .warmup(few.warmup)
+            .repeats(few.repeats)
+            .seed(few.seed)
+            .timeout(few.timeout()?)
+            .expect_hbm(few.expect_hbm()?);
+        if let Some(devices) = parse_list("--devices", &few.devices)? {
+            builder = builder.devices(devices);
+        }
+        if let Some(cpus) = parse_list("--cpus", &few.cpus)? {
+            builder = builder.cpus(cpus);
+        }
+        if let Some(pair) = &self.device_pair {
+            builder = builder.pair(parse_pair(pair)?);
+        }
+        if let Some(cpus) = parse_list("--pair-cpus", &self.pair_cpus)? {
+            builder = builder.pair_cpus(cpus);
+        }
+        if let Some(sizes) = self.sizes()? {
+            builder = builder.sizes(sizes);
+        }
+        builder.build(machine)
+    }
+}
+
+pub(crate) fn sizes(args: &SizesArgs) -> Result<Done> {
+    if !args.compare.is_empty() {
+        let files = sizes::compare(&args.compare, &args.folder.out)?;
+        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        if args.folder.output.json {
+            print_json(&json!({"schema_version": 1, "files": files}));
+        } else {
+            print_text(&(files.join("\n") + "\n"));
+        }
+        return Ok(Done::Clean);
+    }
+    let machine = args.few.backend.machine()?;
+    let plan = args.plan(&machine)?;
+    let mut cancel = CancelToken::new();
+    stop_on_signals(&cancel)?;
+    let mode = args.folder.mode()?;
+    let ranks = if plan.pair.is_some() { 2 } else { 1 };
+    let group = group(&machine, &args.few, ranks)?;
+    if let Some(group) = group.as_deref()
+        && group.rank() > 0
+    {
+        let whole = sizes::follow(&machine, &plan, group, &mut cancel)?;
+        return Ok(if whole { Done::Clean } else { Done::Wanting });
+    }
+    let output = &args.folder.output;
+    let mut terminal = Terminal::new(output.quiet, cancel);
+    let result =
+        sizes::record(&machine, &plan, group.as_deref(), &args.folder.out, mode, &mut terminal);
+    terminal.finish();
+    let sweep = result?;
+    if sweep.measured() == 0 {
+        let reasons = sweep.series.iter().find_map(|series| {
+            let of_visits = series.visits.iter().find_map(|visit| visit.reason.clone());
+            series.reason.clone().or(of_visits)
+        });
+        return Err(Error::output("nothing could be measured", reasons.unwrap_or_default()));
+    }
+    show_sizes(&sweep, output.json);
+    let whole = sweep.complete && !sweep.series.iter().any(Series::has_failures);
+    Ok(if whole { Done::Clean } else { Done::Wanting })
+}
+
+pub(crate) fn show_sizes(sweep: &SizeSweep, as_json: bool) {
+    if as_json {
+        print_json(&serde_json::to_value(sweep).unwrap_or_else(|_| json!({})));
+    } else {
+        print_text(&sizes::text(sweep));
+    }
+}
+
+pub(crate) fn import_sizes(args: &ImportArgs) -> Result<Done> {
+    let [source] = args.sources.as_slice() else {
+        return Err(Error::invalid("SRC", "a size sweep is one file"));
+    };
+    let sweep = sizes::import(source)?;
+    let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mode = if args.force { OpenMode::Force } else { OpenMode::New };
+    sizes::record_import(&sweep, vec![name], &args.out, mode)?;
+    show_sizes(&sweep, args.output.json);
+    Ok(Done::Clean)
 }

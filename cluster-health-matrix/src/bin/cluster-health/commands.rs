@@ -25,13 +25,14 @@ use cluster_health_matrix::run::{
 use cluster_health_matrix::samples::{Sample, Sweep};
 use cluster_health_matrix::session::{RankZero, dismiss, follow, record, record_import};
 use cluster_health_matrix::sweep::core_pair_ready;
-use cluster_health_matrix::validate;
 use cluster_health_matrix::{CancelToken, Error, Result};
+use cluster_health_matrix::{sizes, validate};
 use serde_json::{Value, json};
 
 use crate::args::{
     AffinityArgs, AllArgs, Command, CompareArgs, DiagnoseArgs, ExportArgs, FolderArgs, FormatArg,
-    H2dSweepArgs, ImportArgs, PairSweepArgs, PlanArgs, RanksArg, ReportArgs, ScanArg, SweepArg,
+    H2dSweepArgs, ImportArgs, ImportSweepArg, PairSweepArgs, PlanArgs, RanksArg, ReportArgs,
+    ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
 use crate::{base, bundle, print_json, print_text};
@@ -56,6 +57,7 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
         Command::Affinity(args) => affinity(args),
         Command::Env(args) => bundle::env(args),
         Command::Validate(args) => base::validate(args),
+        Command::Sizes(args) => base::sizes(args),
         Command::Plan(args) => plan(args),
         Command::Diagnose(args) => diagnose(args),
         Command::Report(args) => report(args),
@@ -618,6 +620,10 @@ fn report(args: &ReportArgs) -> Result<Done> {
         base::show_table(&validate::rewrite(&args.dir)?, args.output.json);
         return Ok(Done::Clean);
     }
+    if plan.sizes.is_some() {
+        base::show_sizes(&sizes::rewrite(&args.dir)?, args.output.json);
+        return Ok(Done::Clean);
+    }
     let _lock = FolderLock::take(&args.dir)?;
     let mut report = Report::read(&args.dir)?;
     for line in &report.bad_lines {
@@ -685,8 +691,9 @@ fn import(args: &ImportArgs) -> Result<Done> {
         FormatArg::Csv => SourceFormat::Csv,
     };
     let sweep = match args.sweep {
-        SweepArg::H2d => Sweep::H2d,
-        SweepArg::CorePair => Sweep::CorePair,
+        ImportSweepArg::H2d => Sweep::H2d,
+        ImportSweepArg::CorePair => Sweep::CorePair,
+        ImportSweepArg::Sizes => return base::import_sizes(args),
     };
     let mut request = ImportRequest::new(format, sweep, args.sources.clone());
     request.affinity.clone_from(&args.affinity);
