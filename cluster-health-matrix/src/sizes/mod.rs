@@ -57,6 +57,8 @@ pub const DEFAULT_FACTOR: u64 = 4;
 const MOST_SIZES: usize = 1000;
 /// A time that is shorter by more than this share, though more bytes were moved, is measured again.
 const FALL: f64 = 0.05;
+/// Relative residual above which a straight line is no description.
+const CROOKED: f64 = 0.1;
 /// Differences below the resolution of clocks are none.
 const RESOLUTION_NS: f64 = 100.0;
 
@@ -340,7 +342,7 @@ pub struct SizePoint {
     pub again: bool,
     /// True when it still takes less time than fewer bytes.
     pub non_monotone: bool,
-    /// True when the data never left the device's cache; not part of the fit.
+    /// True when the data never left the device's cache: the fit is of the sizes above all such.
     pub cached: bool,
     /// (time − fit) ÷ time.
     pub residual: Option<f64>,
@@ -444,14 +446,21 @@ impl Series {
             let told = found.note.take().map(|note| note + "; ").unwrap_or_default();
             found.note = Some(told + "alpha by the host clock, beta by device events");
         }
-        if self.points.iter().any(|point| point.cached)
-            && let Some(found) = &mut self.fit
-        {
-            let told = found.note.take().map(|note| note + "; ").unwrap_or_default();
-            found.note = Some(told + "sizes that stay in the device's cache are left out");
+        let left_out = self.in_cache();
+        if let Some(found) = &mut self.fit {
+            let mut notes: Vec<String> = found.note.take().into_iter().collect();
+            if let Some(bytes) = left_out {
+                notes.push(format!(
+                    "sizes up to {bytes}, which stay in the device's cache, are left out"
+                ));
+            }
+            if found.residual > CROOKED {
+                notes.push("a straight line does not describe these times".to_owned());
+            }
+            found.note = (!notes.is_empty()).then(|| notes.join("; "));
         }
         let used: Vec<usize> =
-            (0..self.points.len()).filter(|at| !self.points[*at].cached).collect();
+            (0..self.points.len()).filter(|at| Some(self.points[*at].bytes) > left_out).collect();
         if used.len() >= 2 {
             let sizes: Vec<ByteSize> = used.iter().map(|at| self.points[*at].bytes).collect();
             let times: Vec<f64> = used.iter().map(|at| self.points[*at].ns).collect();
@@ -462,6 +471,11 @@ impl Series {
                 point.residual = Some((point.ns - expected) / point.ns);
             }
         }
+    }
+
+    /// The largest size that stays in the device's cache: smaller ones do, too, whatever their rate.
+    fn in_cache(&self) -> Option<ByteSize> {
+        self.points.iter().filter(|point| point.cached).map(|point| point.bytes).max()
     }
 
     fn times(&self) -> impl Iterator<Item = (&SizeVisit, &Visit)> {
@@ -491,8 +505,13 @@ impl Series {
 
     /// The fit of calibration.json: block by block, weighted by relative error.
     fn fitted(&self, by_host: bool) -> Option<AlphaBeta> {
-        let used: Vec<&SizePoint> = self.points.iter().filter(|point| !point.cached).collect();
-        let sizes: Vec<ByteSize> = used.iter().map(|point| point.bytes).collect();
+        let left_out = self.in_cache();
+        let sizes: Vec<ByteSize> = self
+            .points
+            .iter()
+            .map(|point| point.bytes)
+            .filter(|bytes| Some(*bytes) > left_out)
+            .collect();
         let blocks = self.visits.iter().map(|visit| visit.block + 1).max()? as usize;
         let times = Array2::from_shape_fn((sizes.len(), blocks), |(size, block)| {
             // What was measured again stands beside the block's own visit.
