@@ -70,10 +70,10 @@ impl DeviceMatmul {
         let aclnn = ascend_sys::load::aclnn().map_err(|error| unavailable(error.to_string()))?;
         let context = DeviceContext::new(device.info())?;
         let n = usize::try_from(order).map_err(|_| Error::invalid("order", "too large"))?;
-        let left = buffer(device, n, data_type, |row, column| left(row, column))?;
-        let right = buffer(device, n, data_type, |row, column| right(row, column))?;
+        let first = buffer(device, n, data_type, left)?;
+        let second = buffer(device, n, data_type, right)?;
         let product = buffer(device, n, data_type, |_, _| 0)?;
-        let memory = [left, right, product];
+        let memory = [first, second, product];
         context.enter()?;
         let tensor = |at: usize| Tensor::new(aclnn, device, order, element, &memory[at]);
         let tensors = [tensor(0)?, tensor(1)?, tensor(2)?];

@@ -46,11 +46,8 @@ pub(super) fn follow(
         let ranks = Ranks::new(machine, group, device, cpu, plan.largest(), plan.settings())?;
         Ok((binding, ranks))
     });
-    let mut made = match made {
-        Ok(made) => Some(made),
-        // Rank 0 learns it from its own attempt.
-        Err(_) => None,
-    };
+    // Rank 0 learns of an error from its own attempt.
+    let mut made = made.ok();
     loop {
         let Some(message) = hear(group, 0, observer)? else { return Ok(false) };
         match decode(0, &message)? {

@@ -234,7 +234,8 @@ enum Together<'a> {
     NotYet,
     Live(Box<Ranks<'a>>),
     Synthetic(SyntheticRanks),
-    Impossible(String),
+    /// Why, and whether that is a fault.
+    Impossible(String, bool),
 }
 
 /// What this process does.
@@ -433,7 +434,10 @@ impl<'a> Worker<'a> {
                 Together::Synthetic(ranks) => {
                     ranks.visit(self.machine, key.operation, bytes, (seq, &self.plan.load))
                 }
-                Together::Impossible(reason) => Err(unavailable("ranks together", reason)),
+                Together::Impossible(reason, true) => {
+                    Err(Error::output("ranks together", reason.clone()))
+                }
+                Together::Impossible(reason, false) => Err(unavailable("ranks together", reason)),
                 Together::NotYet => return,
             };
             let takes_part = |rank: u32| key.operation == Operation::AllGather || rank < 2;
@@ -469,10 +473,12 @@ impl<'a> Worker<'a> {
                     .and_then(|()| Ranks::new(self.machine, group, device, cpu, largest, settings));
                 match made {
                     Ok(ranks) => Together::Live(Box::new(ranks)),
-                    Err(error) => Together::Impossible(error.to_string()),
+                    Err(error) => {
+                        Together::Impossible(error.to_string(), error.kind() != "unavailable")
+                    }
                 }
             }
-            _ => Together::Impossible("there is one rank".to_owned()),
+            _ => Together::Impossible("there is one rank".to_owned(), false),
         };
     }
 

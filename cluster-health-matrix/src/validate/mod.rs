@@ -210,7 +210,7 @@ impl ValidatePlanBuilder {
         if plan.repeats == 0 {
             return Err(Error::invalid("--repeats", "0: nothing would be measured"));
         }
-        if plan.expect_hbm.is_some_and(|rate| !(rate.as_gb_per_second() > 0.0)) {
+        if plan.expect_hbm.is_some_and(|rate| rate.as_gb_per_second() <= 0.0) {
             return Err(Error::invalid("--expect-hbm", "is not above 0"));
         }
         let (needed, available) = memory(machine, plan.ranks(), plan.largest());

@@ -292,9 +292,9 @@ impl<'g> Ranks<'g> {
                 .collect();
             Ok(())
         })?;
-        for rank in 0..self.size {
+        for (rank, times) in times.iter_mut().enumerate() {
             if !self.takes_part(operation, rank) {
-                times[rank].clear();
+                times.clear();
             }
         }
         Ok(times)

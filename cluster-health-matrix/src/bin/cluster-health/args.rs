@@ -58,11 +58,11 @@ pub(crate) enum Command {
     /// The base table, rank by rank: matrix products, copies, collectives.
     ///
     /// A rank is a device with a CPU of its NUMA node. CPU and device TFLOPS, host to device, device
-    /// to host, within a device, between devices, all_gather and send/receive of this host's ranks:
+    /// to host, within a device, between devices, all-gather and send/receive of this host's ranks:
     /// each with minimum, median and maximum over the ranks and the spread between repetitions. What
     /// the machine does not have is said, and is no fault.
     Validate(ValidateArgs),
-    /// Rate and time over sizes from bytes to GiB: copies of a device, all_gather of a pair.
+    /// Rate and time over sizes from bytes to GiB: copies of a device, all-gather of a pair.
     ///
     /// One CPU per device and pair. Every block visits everything in a fresh order; points that take
     /// less time than fewer bytes are measured again. Each series is fitted as t = α + S/β. The

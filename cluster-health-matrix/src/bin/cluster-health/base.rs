@@ -203,7 +203,7 @@ pub(crate) struct SizesArgs {
     /// These sizes instead: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB decimal, bare numbers bytes.
     #[arg(long, env = "CLUSTER_HEALTH_SIZES", value_name = "LIST")]
     sizes: Option<String>,
-    /// Devices of the two ranks of the all_gather, such as 5,0. Default: the first two, a single one
+    /// Devices of the two ranks of the all-gather, such as 5,0. Default: the first two, a single one
     /// twice where the backend allows that.
     #[arg(long, env = "CLUSTER_HEALTH_DEVICE_PAIR", value_name = "A,B")]
     device_pair: Option<String>,
