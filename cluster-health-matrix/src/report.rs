@@ -106,13 +106,10 @@ impl Report {
         let nodes = affinity.as_ref().map(AffinityFile::nodes).unwrap_or_default();
         let cores = affinity.as_ref().map(AffinityFile::cores).unwrap_or_default();
         let mut gathering = Gathering::new(&manifest, nodes, cores, dir)?;
-        let mut reader = SampleReader::open(dir)?;
-        while let Some(line) = reader.next_line()? {
-            match line {
-                Ok(sample) => gathering.add(&sample),
-                Err(bad) => gathering.bad_lines.push(format!("line {}: {}", bad.line, bad.reason)),
-            }
-        }
+        SampleReader::open(dir)?.for_each_line(&mut |line| match line {
+            Ok(sample) => gathering.add(&sample),
+            Err(bad) => gathering.bad_lines.push(format!("line {}: {}", bad.line, bad.reason)),
+        })?;
         let mut matrices = Vec::new();
         let mut points = gathering.points;
         merge_unstarted(&mut gathering.groups, gathering.unstarted);

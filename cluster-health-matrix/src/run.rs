@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
 use std::time::SystemTime;
 
 use cluster_health_core::affinity::{Census, CpuRecord, parse_id_list};
@@ -528,6 +529,44 @@ pub struct BadLine {
     pub torn: bool,
 }
 
+/// Threads that parse beside the one that reads and the one that takes.
+const PARSERS: usize = 2;
+/// Bytes that are parsed together.
+const BATCH: usize = 1 << 17;
+
+/// Lines that are not parsed yet.
+#[derive(Debug, Default)]
+struct RawLines {
+    bytes: Vec<u8>,
+    /// Where each line ends.
+    ends: Vec<usize>,
+    /// Number of the first one.
+    first: u64,
+}
+
+impl RawLines {
+    fn parse(&self) -> Vec<Result<Sample, BadLine>> {
+        let mut start = 0;
+        (self.first..)
+            .zip(&self.ends)
+            .map(|(number, &end)| {
+                let line = &self.bytes[start..end];
+                start = end;
+                parse(line, number)
+            })
+            .collect()
+    }
+}
+
+/// A line of a log.
+fn parse(line: &[u8], number: u64) -> Result<Sample, BadLine> {
+    let bad = |reason: String, torn| BadLine { line: number, reason, torn };
+    if line.last() != Some(&b'\n') {
+        return Err(bad("the line has no end".to_owned(), true));
+    }
+    serde_json::from_slice(line).map_err(|error| bad(error.to_string(), false))
+}
+
 impl SampleReader {
     /// Opens the log of a result folder.
     ///
@@ -540,34 +579,83 @@ impl SampleReader {
         Ok(Self { input, path, line: Vec::new(), number: 0, end: 0 })
     }
 
-    /// The next line: a sample, or why it is none; `None` at the end.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
-    pub fn next_line(&mut self) -> Result<Option<Result<Sample, BadLine>>> {
+    /// The next line as it stands in [`line`](Self::line), with its number; false at the end.
+    fn read_line(&mut self) -> Result<bool> {
         self.line.clear();
         let mut limited = (&mut self.input).take(LONGEST_LINE);
         let length = limited
             .read_until(b'\n', &mut self.line)
             .map_err(|error| Error::io("reading", &self.path, error))?;
         if length == 0 {
-            return Ok(None);
+            return Ok(false);
         }
         self.number += 1;
-        let bad = |reason: String, torn| BadLine { line: self.number, reason, torn };
-        if self.line.last() != Some(&b'\n') {
-            return if length as u64 == LONGEST_LINE {
-                Err(Error::format(
-                    format!("{}, line {}", self.path.display(), self.number),
-                    "longer than any line of a log",
-                ))
-            } else {
-                Ok(Some(Err(bad("the line has no end".to_owned(), true))))
-            };
+        if self.line.last() == Some(&b'\n') {
+            self.end += length as u64;
+        } else if length as u64 == LONGEST_LINE {
+            return Err(Error::format(
+                format!("{}, line {}", self.path.display(), self.number),
+                "longer than any line of a log",
+            ));
         }
-        self.end += length as u64;
-        let sample = serde_json::from_slice::<Sample>(&self.line);
-        Ok(Some(sample.map_err(|error| bad(error.to_string(), false))))
+        Ok(true)
+    }
+
+    /// The next line: a sample, or why it is none; `None` at the end.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn next_line(&mut self) -> Result<Option<Result<Sample, BadLine>>> {
+        Ok(self.read_line()?.then(|| parse(&self.line, self.number)))
+    }
+
+    /// Hands every line that is left to `take`, in their order, while other threads parse those that
+    /// follow: parsing is most of the work of reading a log.
+    ///
+    /// # Errors
+    /// When the file cannot be read; the lines before that were handed over.
+    pub fn for_each_line(mut self, take: &mut dyn FnMut(Result<Sample, BadLine>)) -> Result<()> {
+        type Parsed = Vec<Result<Sample, BadLine>>;
+        std::thread::scope(|scope| {
+            let mut to_parsers = Vec::with_capacity(PARSERS);
+            let mut from_parsers = Vec::with_capacity(PARSERS);
+            for _ in 0..PARSERS {
+                let (send_raw, raw) = sync_channel::<RawLines>(2);
+                let (send_parsed, parsed) = sync_channel::<Parsed>(2);
+                scope.spawn(move || {
+                    for lines in raw {
+                        // Nobody waits any more: the reader ends, too.
+                        if send_parsed.send(lines.parse()).is_err() {
+                            break;
+                        }
+                    }
+                });
+                to_parsers.push(send_raw);
+                from_parsers.push(parsed);
+            }
+            let reader = scope.spawn(move || -> Result<()> {
+                for parser in to_parsers.iter().cycle() {
+                    let mut lines = RawLines { first: self.number + 1, ..RawLines::default() };
+                    while lines.bytes.len() < BATCH {
+                        if !self.read_line()? {
+                            break;
+                        }
+                        lines.bytes.extend_from_slice(&self.line);
+                        lines.ends.push(lines.bytes.len());
+                    }
+                    let is_last = lines.ends.is_empty();
+                    if is_last || parser.send(lines).is_err() {
+                        break;
+                    }
+                }
+                Ok(())
+            });
+            for parsed in from_parsers.iter().cycle() {
+                let Ok(batch) = parsed.recv() else { break };
+                batch.into_iter().for_each(&mut *take);
+            }
+            reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     /// Bytes up to the end of the last whole line.

@@ -206,10 +206,18 @@ impl Draw {
 /// # Errors
 /// When a drawn machine is not a valid scenario: a mistake in here.
 pub(crate) fn generate(seed: u64, wanted: Option<Sweep>) -> Result<Case> {
+    generate_way(seed, wanted, false)
+}
+
+/// The same, with `old_only` always measured the old way.
+///
+/// # Errors
+/// As [`generate`].
+pub(crate) fn generate_way(seed: u64, wanted: Option<Sweep>, old_only: bool) -> Result<Case> {
     let mut draw = Draw::new(seed);
     let own = if draw.chance(0.5) { Sweep::H2d } else { Sweep::CorePair };
     let sweep = wanted.unwrap_or(own);
-    let old_way = draw.chance(0.1);
+    let old_way = draw.chance(0.1) || old_only;
     let text = machine(&mut draw, seed, sweep);
     let scenario = Scenario::parse(&text, "the generator")?;
     let places = scenario

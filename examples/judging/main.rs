@@ -6,6 +6,7 @@
 //!   --machines N        so many machines (1000)
 //!   --seed S            the first machine's seed, the others' follow (1)
 //!   --sweep KIND        h2d, core_pair or both (both)
+//!   --old-way           only machines measured in one block in a fixed order
 //!   --jobs J            threads (all CPUs)
 //!   --print-failures    one line per machine that is not all right
 //!   --only SEED         one machine: its scenario, the truth and the findings
@@ -31,6 +32,7 @@ struct Options {
     seed: u64,
     sweep: Option<Sweep>,
     jobs: usize,
+    old_way: bool,
     print_failures: bool,
     only: Option<u64>,
     keep: Option<PathBuf>,
@@ -42,6 +44,7 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
         seed: 1,
         sweep: None,
         jobs: std::thread::available_parallelism().map_or(1, usize::from),
+        old_way: false,
         print_failures: false,
         only: None,
         keep: None,
@@ -49,6 +52,10 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
     while let Some(word) = words.next() {
         if word == "--print-failures" {
             options.print_failures = true;
+            continue;
+        }
+        if word == "--old-way" {
+            options.old_way = true;
             continue;
         }
         let value = words.next().ok_or_else(|| format!("{word} needs a value"))?;
@@ -100,7 +107,7 @@ fn show(judged: &Judged) -> Result<()> {
 
 fn run(options: &Options) -> Result<bool> {
     if let Some(seed) = options.only {
-        let judged = one(seed, options.sweep)?;
+        let judged = one(seed, options.sweep, options.old_way)?;
         show(&judged)?;
         if let Some(dir) = &options.keep {
             judging::judge::measure(&judged.case, dir)?;
@@ -109,7 +116,13 @@ fn run(options: &Options) -> Result<bool> {
         return Ok(judged.outcome.is_right());
     }
     let began = Instant::now();
-    let summary = many(options.seed, options.machines, options.sweep, options.jobs, &|_| ());
+    let summary = many(
+        options.seed,
+        options.machines,
+        (options.sweep, options.old_way),
+        options.jobs,
+        &|_| (),
+    );
     println!("{summary}");
     if options.print_failures {
         for line in summary.failures() {

@@ -36,8 +36,8 @@ pub(crate) struct Judged {
 }
 
 /// Draws the machine of a seed, measures it in virtual time and scores what is found.
-pub(crate) fn one(seed: u64, sweep: Option<Sweep>) -> Result<Judged> {
-    let case = generator::generate(seed, sweep)?;
+pub(crate) fn one(seed: u64, sweep: Option<Sweep>, old_only: bool) -> Result<Judged> {
+    let case = generator::generate_way(seed, sweep, old_only)?;
     let truths = truth::of(&case)?;
     let diagnosis = judge::judge(&case)?;
     let outcome = score::score(&case, &truths, &diagnosis);
@@ -49,7 +49,7 @@ pub(crate) fn one(seed: u64, sweep: Option<Sweep>) -> Result<Judged> {
 pub(crate) fn many(
     first: u64,
     machines: u64,
-    sweep: Option<Sweep>,
+    (sweep, old_only): (Option<Sweep>, bool),
     jobs: usize,
     observe: &(dyn Fn(&Judged) + Sync),
 ) -> Summary {
@@ -64,7 +64,7 @@ pub(crate) fn many(
                         break;
                     }
                     let seed = first + index;
-                    let judged = one(seed, sweep);
+                    let judged = one(seed, sweep, old_only);
                     let Ok(mut summary) = summary.lock() else { break };
                     match judged {
                         Ok(judged) => {

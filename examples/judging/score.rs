@@ -140,23 +140,6 @@ fn found(planted: &Planted, truth: &Truth, finding: &Finding) -> Found {
     let effect = finding.effect.unwrap_or_default();
     let value = |part: Option<f64>| part.unwrap_or(f64::NAN);
     let covers = |ratio: f64| (value(effect.low)..=value(effect.high)).contains(&ratio);
-    if std::env::var_os("CH_DEBUG").is_some()
-        && let Some(e) = finding.effect
-        && let (Some(r), Some(l), Some(h)) = (e.ratio, e.low, e.high)
-    {
-        let se = (h.ln() - l.ln()) / 4.2;
-        eprintln!(
-            "ZZ {} fixed {} must {} seed {} truth {:.4} est {:.4} se {:.4} z {:.2}",
-            planted.kinds[0],
-            planted.is_fixed,
-            truth.is_must(),
-            0,
-            truth.ratio,
-            r,
-            se,
-            (r.ln() - truth.ratio.ln()) / se
-        );
-    }
     Found {
         effect_is_right: (value(effect.ratio) - truth.ratio).abs() <= EFFECT_AGREES,
         is_covered: covers(truth.ratio),

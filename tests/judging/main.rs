@@ -222,7 +222,7 @@ fn truths_are_those_of_the_formula() {
 #[ignore = "until there is a judging"]
 fn drawn_machines_are_judged_rightly() {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let summary = judging::many(1, 300, None, jobs, &|judged| {
+    let summary = judging::many(1, 300, (None, false), jobs, &|judged| {
         let Outcome { seed, wrong, .. } = &judged.outcome;
         assert!(wrong.len() < 50, "seed {seed}: {} wrong findings", wrong.len());
     });

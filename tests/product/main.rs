@@ -21,6 +21,7 @@ mod full_disk;
 mod launchers;
 mod pairs;
 mod ranks;
+mod recorded;
 mod resume;
 mod support;
 mod synthetic;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::fit::{Fit, middle, robust_sd};
 use super::suspect::{Shape, Suspect, axis_levels};
-use super::table::{Kinship, Table};
+use super::table::{Kinship, Obs, Table};
 use crate::schedule::{Cell, Random};
 
 /// Fresh visits of every suspect.
@@ -218,13 +218,13 @@ struct Point {
 }
 
 impl SizeView<'_> {
-    fn points(&self, wanted: impl Fn(&super::table::Obs) -> Option<usize>) -> Vec<Point> {
+    fn points(&self, wanted: impl Fn(&Obs) -> Option<usize>) -> Vec<Point> {
         let (table, fit) = (self.table, self.fit);
-        fit.which
+        fit.confirming
             .iter()
-            .zip(&fit.time)
-            .filter_map(|(&at, &time)| {
-                let obs = &table.obs[at as usize];
+            .filter_map(|&place| {
+                let time = fit.time[place as usize];
+                let obs = &table.obs[fit.which[place as usize] as usize];
                 let round = wanted(obs)?;
                 let (row, col) = (usize::from(obs.row), usize::from(obs.col));
                 let steps: f64 = fit
@@ -257,22 +257,31 @@ impl SizeView<'_> {
     /// good as each other.
     fn confirming(&self, shape: &Shape) -> (Vec<Point>, bool) {
         let first = self.table.blocks;
-        let of = |inside: bool, confirm: bool| {
-            let points = self.fit.which.iter().map(|&at| &self.table.obs[at as usize]);
-            points.filter(move |obs| {
-                let (row, col) = (usize::from(obs.row), usize::from(obs.col));
-                obs.is_confirm() == confirm && shape.has(self.table, row, col) == inside
-            })
+        let has = |obs: &Obs| shape.has(self.table, usize::from(obs.row), usize::from(obs.col));
+        // Of these points those inside or outside, and how many of them had not settled.
+        let unsettled = |points: &mut dyn Iterator<Item = &Obs>, inside: bool| {
+            let (mut all, mut unsettled) = (0_usize, 0);
+            for obs in points.filter(|obs| has(obs) == inside) {
+                all += 1;
+                unsettled += usize::from(!obs.settled);
+            }
+            2 * unsettled > all
         };
-        let unsettled = |inside, confirm| {
-            2 * of(inside, confirm).filter(|obs| !obs.settled).count() > of(inside, confirm).count()
-        };
-        let (members, others) = (unsettled(true, true), unsettled(false, true));
+        let at = |place: &u32| &self.table.obs[self.fit.which[*place as usize] as usize];
+        let confirming = || self.fit.confirming.iter().map(at);
+        let members = unsettled(&mut confirming(), true);
+        let others = unsettled(&mut confirming(), false);
         let points = self.points(|obs| {
             (obs.is_confirm() && (members || others || obs.settled))
                 .then(|| usize::from(obs.block.saturating_sub(first)))
         });
-        (points, members && !others && unsettled(true, false))
+        let mut blocks = self
+            .fit
+            .which
+            .iter()
+            .map(|&at| &self.table.obs[at as usize])
+            .filter(|obs| obs.is_block());
+        (points, members && !others && unsettled(&mut blocks, true))
     }
 
     /// The estimate for a shape; `None` when its cells or controls were not confirmed at this size.

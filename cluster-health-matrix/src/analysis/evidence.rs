@@ -8,7 +8,7 @@ use super::finding::{Diagnosis, Effect, Finding, Kind};
 use super::table::Table;
 use super::{Fitted, artefact, judge, one_block, suspect};
 use crate::matrix::Axis;
-use crate::plan::{DEFAULT_MIN_EFFECT, Order};
+use crate::plan::{DEFAULT_MIN_EFFECT, Order, PROBE_SIZE};
 use crate::run::{Manifest, RunStatus};
 use crate::samples::{DataCheck, PointStatus, Sample, Sweep};
 use crate::stats::median;
@@ -114,8 +114,8 @@ impl Evidence {
         let missing = not_tested(&self.tables, manifest, expect);
         for table in std::mem::take(&mut self.tables).into_values() {
             let (min_effect, order, declared) = settings(manifest, table.sweep);
-            let mut fitted = Fitted::new(table);
             let randomised = order == Some(Order::Blocks);
+            let mut fitted = if randomised { Fitted::new(table) } else { Fitted::plain(table) };
             let mut suspects = Vec::new();
             if randomised {
                 suspects = suspect::find(&fitted.table, &fitted.fits, min_effect);
@@ -128,9 +128,12 @@ impl Evidence {
             if randomised {
                 let (mut found, unvisited) = judge::confirmed(table, fits, &suspects, min_effect);
                 findings.append(&mut found);
-                findings.extend(judge::unconfirmed(table, &unvisited));
+                let limits = (min_effect, manifest.status == RunStatus::Complete);
+                findings.extend(judge::unconfirmed(table, fits, &unvisited, limits));
+                let detectable = judge::detectable(table, fits, min_effect);
+                findings.extend(judge::underpowered(table, &detectable, min_effect));
                 findings.extend(artefact::find(&fitted));
-                tested.extend(judge::power(table, fits, min_effect));
+                tested.extend(judge::power(&detectable));
             } else {
                 findings.extend(one_block::judge(table, manifest, min_effect));
             }
@@ -223,7 +226,8 @@ fn implausible(sweep: Sweep, load: &str, places: &Places) -> Finding {
     finding
 }
 
-/// Everything stays below the rate that was expected.
+/// Everything stays below the rate that was expected. A rate is compared without the fixed cost of a
+/// transfer where two sizes, or one and the probes, tell it.
 fn ceiling(
     table: &Table,
     fits: &[Option<super::fit::Fit>],
@@ -233,19 +237,40 @@ fn ceiling(
     let size = fits.iter().rposition(Option::is_some)?;
     let fit = fits[size].as_ref()?;
     let bytes = table.sizes[size];
+    // Where time slowed the whole run, its best stretch tells what the node can.
+    let typical = |size: usize| -> Option<f64> {
+        let mut times: Vec<f64> = table
+            .obs
+            .iter()
+            .filter(|obs| usize::from(obs.size) == size && !obs.sentinel && !obs.is_confirm())
+            .map(|obs| f64::from(obs.ln))
+            .collect();
+        (times.len() >= 2).then(|| median(&mut times).exp())
+    };
+    let smaller = (0..size)
+        .map(|size| (size, table.sizes[size]))
+        .chain([(table.sizes.len(), PROBE_SIZE)])
+        .filter(|(_, smaller)| smaller.bytes() * 4 <= bytes.bytes())
+        .find_map(|(size, bytes)| Some((bytes, typical(size)?)));
+    let asymptotic = |large_ns: f64| match smaller {
+        Some((small, small_ns)) if large_ns > small_ns => {
+            (bytes.bytes() - small.bytes()) as f64 / (large_ns - small_ns)
+        }
+        _ => bytes.bytes() as f64 / large_ns,
+    };
     let mut rates: Vec<f64> = fit
         .which
         .iter()
         .map(|&at| &table.obs[at as usize])
         .filter(|obs| obs.is_block())
-        .map(|obs| Bandwidth::of(bytes, f64::from(obs.ln).exp()).as_gb_per_second())
+        .map(|obs| asymptotic(f64::from(obs.ln).exp()))
         .collect();
     let typical = median(&mut rates);
     let expect = expect.as_gb_per_second();
     let ratio = typical / expect;
-    // The upper quartile too: a ceiling is what nothing comes above.
+    // The fast cells too: a ceiling is what nothing comes above.
     let high = crate::stats::quantile_sorted(&rates, 0.9);
-    if ratio >= 1.0 - min_effect || high >= 0.99 * expect {
+    if ratio >= 1.0 - min_effect || high >= expect {
         return None;
     }
     let mut finding = Finding::new(Kind::NodeCeiling, Some(table.sweep), Some(&table.load));
@@ -255,8 +280,12 @@ fn ceiling(
         low: ratio * (-2.0 * error).exp(),
         high: ratio * (2.0 * error).exp(),
     });
+    let how = match smaller {
+        Some((small, _)) => format!("from {small} to {bytes}, without the cost per transfer"),
+        None => format!("at {bytes}, the cost per transfer included"),
+    };
     finding.facts.push(format!(
-        "{bytes}: median {typical:.3} GB/s, 90th percentile {high:.3} GB/s, expected {expect:.3} GB/s"
+        "{how}: median {typical:.3} GB/s, 90th percentile {high:.3} GB/s, expected {expect:.3} GB/s"
     ));
     finding.inference = "All cells stay below the expected rate: the node as a whole is limited, \
                          or the expectation is not for this size."

@@ -26,6 +26,8 @@ pub(crate) struct Fit {
     pub(crate) class: [f64; 3],
     /// Positions in the table's points, in order of measurement.
     pub(crate) which: Vec<u32>,
+    /// Positions in `which` of the confirming points.
+    pub(crate) confirming: Vec<u32>,
     /// Effect of time on each of `which`.
     pub(crate) time: Vec<f32>,
     pub(crate) steps: Vec<DeviceStep>,
@@ -80,13 +82,13 @@ pub(crate) fn robust_sd(values: &[f64], center: f64) -> f64 {
 }
 
 /// Positions of members of each group, one after another.
-struct Groups {
+pub(crate) struct Groups {
     start: Vec<u32>,
     members: Vec<u32>,
 }
 
 impl Groups {
-    fn new(count: usize, of: impl Iterator<Item = Option<usize>> + Clone) -> Self {
+    pub(crate) fn new(count: usize, of: impl Iterator<Item = Option<usize>> + Clone) -> Self {
         let mut start = vec![0_u32; count + 1];
         for group in of.clone().flatten() {
             start[group + 1] += 1;
@@ -105,7 +107,7 @@ impl Groups {
         Self { start, members }
     }
 
-    fn of(&self, group: usize) -> &[u32] {
+    pub(crate) fn of(&self, group: usize) -> &[u32] {
         &self.members[self.start[group] as usize..self.start[group + 1] as usize]
     }
 }
@@ -157,6 +159,7 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
         time: vec![0.0; which.len()],
         steps: Vec::new(),
         cuts: Vec::new(),
+        confirming: (0..count).filter(|&at| obs(at).is_confirm()).collect(),
         point_sd: 0.0,
         visit_sd: 0.0,
         which: Vec::new(),
@@ -209,7 +212,8 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
                 quantile(&mut scratch, q)
             })
             .collect();
-        let (levels, cuts) = smooth(&levels);
+        // Before rows are known, a few slow ones together look like a disturbance.
+        let (levels, cuts) = smooth(&levels, round > 0);
         fit.cuts =
             cuts.into_iter().map(|bin| table.obs[which[bins[bin].start] as usize].seq).collect();
         for (bin, level) in bins.iter().zip(levels) {
@@ -244,8 +248,21 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
                 fit.class[class as usize] += middle(&mut scratch);
             }
         }
-        if round + 2 < ROUNDS && !is_pair && cols > 1 {
+        // Not before rows and time are known from each other.
+        if round > 0 && round + 2 < ROUNDS && !is_pair && cols > 1 {
             update(&fit, &mut rest);
+            // Against the others of the same visit: what time does to all of them is no step.
+            let mut start = 0;
+            for at in 1..=count {
+                if at == count || obs(at).visit != obs(start).visit {
+                    let visit = &mut rest[start as usize..at as usize];
+                    if visit.len() >= 4 {
+                        let level = middle(&mut visit.to_vec());
+                        visit.iter_mut().for_each(|rest| *rest -= level);
+                    }
+                    start = at;
+                }
+            }
             fit.steps.extend(device_steps(&by_col, &rest, cols, |at| obs(at).seq));
         }
     }
@@ -321,13 +338,13 @@ const NEAR: usize = 3;
 
 /// What time does to a series of levels: steps, a slow trend, and where neighbours leave both
 /// together, their level. A value never takes part in its own neighbourhood.
-fn smooth(levels: &[f64]) -> (Vec<f64>, Vec<usize>) {
+fn smooth(levels: &[f64], with_trend: bool) -> (Vec<f64>, Vec<usize>) {
     let count = levels.len();
     let mut time = vec![0.0; count];
     let mut cuts = Vec::new();
     segments(levels, &mut time, 0, MOST_SEGMENTS, &mut cuts);
     cuts.sort_unstable();
-    if count < 2 * NEAR + 2 {
+    if count < 2 * NEAR + 2 || !with_trend {
         return (time, cuts);
     }
     let flat: Vec<f64> = levels.iter().zip(&time).map(|(level, time)| level - time).collect();
@@ -417,6 +434,11 @@ fn device_steps(
 /// The most significant change of level of a series between stretches of at least `shortest`
 /// values: where it begins and by how much.
 pub(crate) fn step(values: &[f64], shortest: usize) -> Option<(usize, f64)> {
+    step_above(values, shortest, STEP_Z)
+}
+
+/// As [`step`], with so many standard errors.
+pub(crate) fn step_above(values: &[f64], shortest: usize, least_z: f64) -> Option<(usize, f64)> {
     let count = values.len();
     if count < 2 * shortest {
         return None;
@@ -443,7 +465,7 @@ pub(crate) fn step(values: &[f64], shortest: usize) -> Option<(usize, f64)> {
         }
     }
     let (z, at) = best;
-    if z < STEP_Z {
+    if z < least_z {
         return None;
     }
     let delta = middle(&mut values[at..].to_vec()) - middle(&mut values[..at].to_vec());

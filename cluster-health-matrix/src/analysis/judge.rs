@@ -4,7 +4,7 @@ use cluster_health_core::ByteSize;
 
 use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates};
-use super::fit::Fit;
+use super::fit::{self, Fit};
 use super::suspect::{Residuals, Shape, Suspect, axis_levels, normal_tail, residuals};
 use super::table::{Kinship, Table};
 use crate::samples::Sweep;
@@ -23,14 +23,8 @@ struct Confirmed {
     threshold: f64,
 }
 
-impl Confirmed {
-    fn estimate(&self) -> Option<Estimate> {
-        self.by_size.get(self.size).copied().flatten()
-    }
-}
-
 /// Gives a rectangle the rows and columns that its effect, as the confirming visits saw it, explains
-/// better than chance in the blocks of all sizes.
+/// better than chance in the blocks of all sizes. A single cell stays one.
 fn refine(
     shape: &mut Shape,
     all: [usize; 2],
@@ -38,6 +32,9 @@ fn refine(
     effects: &[Option<Estimate>],
 ) {
     let Shape::Block { rows, cols } = shape else { return };
+    if rows.len() * cols.len() == 1 {
+        return;
+    }
     let known: Vec<(&Residuals, f64)> = rests
         .iter()
         .zip(effects)
@@ -112,8 +109,9 @@ pub(crate) fn confirmed(
         if tested.iter().any(|(_, other)| other.shape == suspect.shape) {
             continue;
         }
-        let by_size: Vec<Option<Estimate>> =
+        let mut by_size: Vec<Option<Estimate>> =
             views().map(|view| view?.estimate(&suspect.shape)).collect();
+        reconcile(table, &mut by_size);
         let thresholds = |size: usize| {
             let Some(Some(fit)) = fits.get(size) else { return (f64::INFINITY, f64::INFINITY) };
             thresholds_of(table, fit, &suspect.shape, min_effect)
@@ -128,23 +126,26 @@ pub(crate) fn confirmed(
                 let (threshold, bound) = thresholds(size);
                 !estimate.unsettled
                     && signed > threshold
-                    && signed - 1.645 * estimate.noise > bound
+                    && signed - 2.0 * estimate.noise > bound
                     && estimate.seen >= needed(estimate.of)
             })
         };
-        if std::env::var_os("CH_DEBUG").is_some() {
-            eprintln!(
-                "test {:?} {:?} T {:?}",
-                suspect.shape,
-                by_size,
-                (0..by_size.len()).map(thresholds).collect::<Vec<_>>()
-            );
-        }
+        let is_step = fits
+            .get(suspect.size)
+            .and_then(Option::as_ref)
+            .is_some_and(|fit| came_with_time(table, fit, &suspect.shape, suspect.effect));
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
             unvisited.push(suspect.clone());
             continue;
         };
-        let size = (0..by_size.len()).rev().find(|&size| shows(size));
+        let size = (0..by_size.len()).rev().find(|&size| !is_step && shows(size));
+        // Once it is sure at one size, the largest one at which it is no trifle is reported.
+        let size = size.map(|size| {
+            let counts = |other: &usize| {
+                by_size[*other].is_some_and(|estimate| estimate.effect.abs() > min_effect)
+            };
+            (size..by_size.len()).rev().find(counts).unwrap_or(size)
+        });
         let p = by_size
             .iter()
             .flatten()
@@ -182,9 +183,13 @@ pub(crate) fn confirmed(
         .collect();
     let shapes: Vec<Shape> = found.iter().map(|confirmed| confirmed.shape.clone()).collect();
     found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
-    found.sort_by(|a, b| order(&a.shape).cmp(&order(&b.shape)));
+    found.sort_by_key(|confirmed| order(&confirmed.shape));
     let mut findings = Vec::new();
-    for mut group in group(found) {
+    let spread = [0, 1].map(|axis| {
+        let fit = fits.iter().rev().flatten().next();
+        fit.map_or(0.0, |fit| axis_levels(table, fit, axis, min_effect).spread)
+    });
+    for mut group in group(found, spread) {
         join(&mut group, &mut unvisited);
         findings.extend(describe(table, fits, &group));
     }
@@ -212,6 +217,61 @@ fn join(group: &mut Vec<Confirmed>, unvisited: &mut Vec<Suspect>) {
     });
 }
 
+/// Largest disagreement of two sizes with one explanation of both, squared standard errors.
+const AGREE: f64 = 6.0;
+
+/// Where one cost per byte, or one per transfer, explains the smallest and the largest size, both
+/// sizes tell it together, and better than each alone.
+fn reconcile(table: &Table, by_size: &mut [Option<Estimate>]) {
+    let mut present = by_size.iter().enumerate().filter_map(|(size, e)| Some((size, (*e)?)));
+    let (Some((first, small)), Some((last, large))) = (present.next(), present.next_back()) else {
+        return;
+    };
+    let ratio = table.sizes[first].bytes() as f64 / table.sizes[last].bytes() as f64;
+    let error = |e: &Estimate| e.rest_ns * e.effect.exp() * e.noise;
+    // As costs of the largest size: a cost per byte and one per transfer.
+    let explain = |scale: f64| {
+        let (low, low_error) = (extra_ns(&small) / scale, error(&small) / scale);
+        let (high, high_error) = (extra_ns(&large), error(&large));
+        let (low_weight, high_weight) = (low_error.powi(-2), high_error.powi(-2));
+        let both = (low * low_weight + high * high_weight) / (low_weight + high_weight);
+        let misfit = (low - high).powi(2) / (low_error.powi(2) + high_error.powi(2));
+        (misfit, both)
+    };
+    let (grows, fixed) = (explain(ratio), explain(1.0));
+    let (scale, (misfit, extra)) = if grows.0 < fixed.0 { (ratio, grows) } else { (1.0, fixed) };
+    if misfit > AGREE {
+        return;
+    }
+    for (size, scale) in [(first, scale), (last, 1.0)] {
+        let Some(estimate) = &mut by_size[size] else { continue };
+        let share = (extra * scale / estimate.rest_ns).max(-0.9);
+        // The sizes of one visit share its noise: the errors stay as they are.
+        estimate.effect = share.ln_1p();
+    }
+}
+
+/// True for a device that was as fast as the others at first: what began with time is no property of
+/// it.
+fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool {
+    let Shape::Lines { axis: 1, members, .. } = shape else { return false };
+    if table.sweep.is_pair() {
+        return false;
+    }
+    let levels: Vec<f64> = fit
+        .which
+        .iter()
+        .zip(&fit.time)
+        .map(|(&at, &time)| (&table.obs[at as usize], f64::from(time)))
+        .filter(|(obs, _)| members.contains(&usize::from(obs.col)))
+        .map(|(obs, time)| f64::from(obs.ln) - fit.mu - fit.row[usize::from(obs.row)] - time)
+        .collect();
+    let Some((at, delta)) = fit::step_above(&levels, 3, 4.5) else { return false };
+    let before = fit::middle(&mut levels[..at].to_vec());
+    let after = fit::middle(&mut levels[at..].to_vec());
+    delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
+}
+
 /// Visits that must show the effect.
 fn needed(of: usize) -> usize {
     if of >= 6 { ROUNDS_SEEN } else { of.max(2) }
@@ -236,7 +296,7 @@ fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f
 }
 
 /// Healthy lines are within so many standard deviations of their spread.
-const HEALTHY_RANGE: f64 = 2.6;
+const HEALTHY_RANGE: f64 = 3.0;
 
 /// True for a rectangle inside another one.
 fn is_part(shape: &Shape, of: &Shape) -> bool {
@@ -258,7 +318,7 @@ fn order(shape: &Shape) -> (u8, Vec<usize>) {
 }
 
 /// Shapes of one kind with one effect are one finding.
-fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
+fn group(found: Vec<Confirmed>, spread: [f64; 2]) -> Vec<Vec<Confirmed>> {
     let mut groups: Vec<Vec<Confirmed>> = Vec::new();
     let mut lines: [Vec<Confirmed>; 4] = Default::default();
     for confirmed in found {
@@ -269,14 +329,16 @@ fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
             Shape::Block { .. } | Shape::Class(_) => groups.push(vec![confirmed]),
         }
     }
-    for mut members in lines {
+    for (at, mut members) in lines.into_iter().enumerate() {
+        let healthy = 4.0 * spread[at / 2];
         let effect = |confirmed: &Confirmed| {
             confirmed.by_size.iter().flatten().next().map_or(0.0, |e| e.effect)
         };
         members.sort_by(|a, b| effect(a).total_cmp(&effect(b)));
         let mut current: Vec<Confirmed> = Vec::new();
         for confirmed in members {
-            if current.last().is_some_and(|last| !alike(&last.by_size, &confirmed.by_size)) {
+            let is_apart = |last: &Confirmed| !alike(&last.by_size, &confirmed.by_size, healthy);
+            if current.last().is_some_and(is_apart) {
                 groups.push(std::mem::take(&mut current));
             }
             current.push(confirmed);
@@ -288,16 +350,18 @@ fn group(found: Vec<Confirmed>) -> Vec<Vec<Confirmed>> {
     groups
 }
 
-/// True when two lines have one effect at every size.
-fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>]) -> bool {
+/// True when two lines have one effect at every size, as far as healthy lines are alike.
+fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>], healthy: f64) -> bool {
     a.iter().zip(b).all(|(a, b)| match (a, b) {
-        (Some(a), Some(b)) => alike_effects(a.effect, b.effect),
+        (Some(a), Some(b)) => {
+            let (a_effect, b_effect) = (a.effect, b.effect);
+            let opposite = a_effect * b_effect < 0.0 && a_effect.abs().max(b_effect.abs()) > 0.04;
+            let largest = a_effect.abs().max(b_effect.abs());
+            let gap = (0.2 * largest).max(healthy).max(0.03).max(3.0 * a.noise.hypot(b.noise));
+            (a_effect - b_effect).abs() <= gap && !opposite
+        }
         _ => true,
     })
-}
-
-fn alike_effects(a: f64, b: f64) -> bool {
-    (a - b).abs() <= 0.05_f64.max(0.25 * a.abs().max(b.abs())) && a * b > 0.0
 }
 
 /// The mean effect of a group at one size, its standard error included.
@@ -325,7 +389,7 @@ fn pooled(group: &[Confirmed], size: usize) -> Option<Estimate> {
 }
 
 /// 95 % of a t distribution with about as many degrees of freedom as six visits give.
-const T95: f64 = 2.3;
+const T95: f64 = 2.6;
 
 pub(crate) fn effect_of(effect: f64, se: f64) -> Effect {
     Effect {
@@ -556,7 +620,20 @@ pub(crate) fn explain(finding: &mut Finding) {
 }
 
 /// Suspects that no visit confirmed, because the run ended before: no findings, but not nothing.
-pub(crate) fn unconfirmed(table: &Table, suspects: &[Suspect]) -> Option<Finding> {
+/// What only a fit with the confirming visits makes suspicious in a complete run is left out, unless
+/// it is far beyond its limit.
+pub(crate) fn unconfirmed(
+    table: &Table,
+    fits: &[Option<Fit>],
+    suspects: &[Suspect],
+    (min_effect, is_complete): (f64, bool),
+) -> Option<Finding> {
+    let is_large = |suspect: &&Suspect| {
+        let Some(Some(fit)) = fits.get(suspect.size) else { return false };
+        let (threshold, _) = thresholds_of(table, fit, &suspect.shape, min_effect);
+        !is_complete || suspect.effect.abs() > 2.0 * threshold.max(3.0 * fit.point_sd)
+    };
+    let suspects: Vec<&Suspect> = suspects.iter().filter(is_large).collect();
     if suspects.is_empty() {
         return None;
     }
@@ -595,14 +672,19 @@ fn name(table: &Table, shape: &Shape) -> String {
     }
 }
 
-/// How small an effect of each kind the blocks would have shown.
-pub(crate) fn power(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<String> {
+/// The smallest slowdown of each kind that the blocks would have shown with 95 % power, logarithm of
+/// the time.
+pub(crate) fn detectable(
+    table: &Table,
+    fits: &[Option<Fit>],
+    min_effect: f64,
+) -> Vec<(String, f64)> {
     let Some((size, Some(fit))) = fits.iter().enumerate().rfind(|(_, fit)| fit.is_some()) else {
         return Vec::new();
     };
     let bytes = table.sizes[size];
     let [rows, cols] = table.shape();
-    let mut lines = Vec::new();
+    let mut kinds = Vec::new();
     for (axis, count) in [(0, rows), (1, cols)] {
         if count < 2 {
             continue;
@@ -610,21 +692,58 @@ pub(crate) fn power(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec
         let levels = axis_levels(table, fit, axis, min_effect);
         let least = levels.threshold + 1.645 * levels.se;
         let axis = if axis == 0 { &table.rows } else { &table.cols };
-        lines.push(format!(
-            "{} {bytes}, single {}: slower by {:.1} % or more",
-            table.sweep,
-            axis.name,
-            100.0 * (1.0 - (-least).exp())
-        ));
+        kinds.push((format!("{} {bytes}, single {}", table.sweep, axis.name), least));
     }
-    if rows > 1 && cols > 1 {
+    if rows > 2 && cols > 2 {
         let se = residuals(table, fit).se;
-        let least = (4.0 * se).max(0.8 * min_effect).max(min_effect) + 1.645 * se;
-        lines.push(format!(
-            "{} {bytes}, single cells: slower by {:.1} % or more",
-            table.sweep,
-            100.0 * (1.0 - (-least).exp())
-        ));
+        let least = (4.0 * se).max(min_effect) + 1.645 * se;
+        kinds.push((format!("{} {bytes}, single cells", table.sweep), least));
     }
-    lines
+    kinds
+}
+
+fn percent_slower(effect: f64) -> f64 {
+    100.0 * (1.0 - (-effect).exp())
+}
+
+/// How small an effect of each kind the blocks would have shown.
+pub(crate) fn power(detectable: &[(String, f64)]) -> Vec<String> {
+    detectable
+        .iter()
+        .map(|(kind, least)| format!("{kind}: slower by {:.1} % or more", percent_slower(*least)))
+        .collect()
+}
+
+/// Whole rows or columns that are slower by less than this should not go unseen.
+const WANTED_POWER: f64 = 0.105;
+
+/// A finding when even large effects on whole rows or columns would not have been seen.
+pub(crate) fn underpowered(
+    table: &Table,
+    detectable: &[(String, f64)],
+    min_effect: f64,
+) -> Option<Finding> {
+    let blind: Vec<&(String, f64)> = detectable
+        .iter()
+        .filter(|(kind, least)| {
+            !kind.ends_with("cells") && *least > WANTED_POWER.max(3.0 * min_effect)
+        })
+        .collect();
+    if blind.is_empty() {
+        return None;
+    }
+    let mut finding = Finding::new(Kind::Underpowered, Some(table.sweep), Some(&table.load));
+    finding.facts = blind
+        .iter()
+        .map(|(kind, least)| {
+            format!("{kind}: only what is slower by {:.1} % or more shows", percent_slower(*least))
+        })
+        .collect();
+    finding.inference = "What is not reported here is not healthy: these visits vary too much, or \
+                         there are too few lines to compare."
+        .to_owned();
+    finding.next =
+        "Quiet the node, add blocks (--repeats) or more CPUs and devices to compare with."
+            .to_owned();
+    Some(finding)
 }

@@ -54,6 +54,13 @@ impl Fitted {
         Self { table, fits, additive }
     }
 
+    /// With nothing taken out of the table: in a fixed order, time and place are one.
+    fn plain(mut table: Table) -> Self {
+        table.arrange();
+        let fits = (0..table.sizes.len()).map(|size| fit::fit(&table, size, None)).collect();
+        Self { table, fits, additive: Vec::new() }
+    }
+
     /// Fits again without the cells that suspicion singles out, which would shift the levels of
     /// their rows and columns.
     fn refit(&mut self, suspects: &[suspect::Suspect]) {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::fit::{Fit, middle, quantile, robust_sd};
+use super::fit::{Fit, Groups, middle, quantile, robust_sd};
 use super::table::{Kinship, Table};
 
 /// What a suspicion or a finding covers.
@@ -278,30 +278,29 @@ pub(crate) fn rests(table: &Table, fit: &Fit) -> Vec<f32> {
 
 pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
     let [rows, cols] = table.shape();
-    let mut by_cell: Vec<Vec<f32>> = vec![Vec::new(); rows * cols];
     let rests = rests(table, fit);
-    for (&at, &rest) in fit.which.iter().zip(&rests) {
-        let obs = &table.obs[at as usize];
-        if obs.is_block() {
-            by_cell[usize::from(obs.row) * cols + usize::from(obs.col)].push(rest);
-        }
-    }
+    let cells = Groups::new(
+        rows * cols,
+        fit.which.iter().map(|&at| {
+            let obs = &table.obs[at as usize];
+            obs.is_block().then(|| usize::from(obs.row) * cols + usize::from(obs.col))
+        }),
+    );
     let mut deviations = Vec::new();
     let mut scratch = Vec::new();
-    let mut values: Vec<f32> = by_cell
-        .iter()
+    let mut values: Vec<f32> = (0..rows * cols)
         .map(|cell| {
-            if cell.is_empty() {
+            let members = cells.of(cell);
+            if members.is_empty() {
                 return f32::NAN;
             }
             scratch.clear();
-            scratch.extend(cell.iter().map(|&rest| f64::from(rest)));
+            scratch.extend(members.iter().map(|&at| f64::from(rests[at as usize])));
             // A median is one of the values: deviations from it would be too small.
             let differences = scratch.windows(2).map(|pair| pair[1] - pair[0]);
             deviations.extend(differences.map(|difference| difference / std::f64::consts::SQRT_2));
-            let center = middle(&mut scratch);
             #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
-            let center = center as f32;
+            let center = middle(&mut scratch) as f32;
             center
         })
         .collect();
@@ -332,28 +331,6 @@ pub(crate) fn find(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<
             let known = found.iter().any(|other| overlap(table, &other.shape, &suspect.shape));
             if !known {
                 found.push(suspect);
-            }
-        }
-    }
-    if std::env::var_os("CH_DEBUG").is_some() {
-        for suspect in &found {
-            eprintln!("suspect {:?} {:.4}", suspect.shape, suspect.effect);
-        }
-        for fit in fits.iter().flatten() {
-            eprintln!(
-                "fit point {:.4} visit {:.4} steps {:?}",
-                fit.point_sd, fit.visit_sd, fit.steps
-            );
-            for axis in [0, 1] {
-                let l = axis_levels(table, fit, axis, min_effect);
-                eprintln!(
-                    "axis {axis} se {:.4} spread {:.4} T {:.4} nodes {:?} levels {:?}",
-                    l.se,
-                    l.spread,
-                    l.threshold,
-                    l.nodes,
-                    l.level.iter().map(|l| (l * 1000.0).round()).collect::<Vec<_>>()
-                );
             }
         }
     }
@@ -409,7 +386,8 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
             found.push(Suspect { shape: Shape::Class(kinship), effect, size: 0 });
         }
     }
-    if rows > 1 && cols > 1 {
+    // With two lines the other one alone would tell what a cell should be.
+    if rows > 2 && cols > 2 {
         let known: Vec<Shape> = found.iter().map(|suspect| suspect.shape.clone()).collect();
         found.extend(rectangles(table, rest, &known, min_effect));
     }
@@ -456,7 +434,7 @@ fn split_partial(
         let present = (0..across).filter(|&at| profile(line, at).is_finite()).count();
         let healthy = present - slow_part.len();
         let expected = present as f64 * normal_tail(0.55 * level / rest.se);
-        if across >= 2
+        if across > 2
             && healthy as f64 > 0.06 * present as f64 + 2.0 * expected + 3.0 * expected.sqrt()
         {
             partial.push((line, slow_part));

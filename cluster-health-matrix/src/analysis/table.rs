@@ -37,6 +37,10 @@ pub(crate) struct Obs {
     pub(crate) settled: bool,
     /// A rank's CPU changed before the point.
     pub(crate) moved: bool,
+    /// Memory was allocated or touched for the point.
+    pub(crate) touched: bool,
+    /// Start of the point since the first bind, seconds; NaN in imports.
+    pub(crate) t_s: f32,
 }
 
 impl Obs {
@@ -156,6 +160,9 @@ impl Table {
             sentinel: sample.sentinel,
             settled: sample.settled,
             moved: sample.bind_ns > 0,
+            touched: sample.touch_ns > 0,
+            #[allow(clippy::cast_possible_truncation, reason = "milliseconds of a day are enough")]
+            t_s: sample.t_ns.map_or(f32::NAN, |t_ns| (t_ns as f64 / 1e9) as f32),
         });
     }
 
