@@ -9,7 +9,7 @@
 //! # fn main() -> cluster_health_matrix::Result<()> {
 //! let scenario = "[machine]\ncpus = 4\ndevices = 2\n\
 //!                 [h2d]\ngbps = 50\nlatency_us = 10\nnoise = 0\n";
-//! let machine = Machine::synthetic(Scenario::parse(scenario)?)?;
+//! let machine = Machine::synthetic(Scenario::parse(scenario, "scenario")?)?;
 //! let sizes = sizes::progression(ByteSize(64), ByteSize::mib(64), 4)?;
 //! let plan = SizesPlan::builder().sizes(sizes).build(&machine)?;
 //! let sweep = sizes::measure(&machine, &plan, None, &mut ())?;
