@@ -11,6 +11,7 @@
 //! | [`DeviceBuffer`] | `aclrtMalloc` | `cudaMalloc` | sealed memfd bound to the node |
 //! | [`EventTimer`] | two `aclrtEvent`s | two `cudaEvent_t`s | two time stamps |
 //! | [`Transfer`] | `aclrtMemcpyAsync` | `cudaMemcpyAsync` | `memcpy` by the bound CPU |
+//! | [`DeviceMatmul`] | `aclnnMatmul` | `cublasGemmEx` | none |
 //! | [`Communicator`] | `HcclComm` | `ncclComm_t` | ranks that write into each other's memfds |
 //! | [`LoadGenerator`] | `aclnnMatmul` | cuBLAS | threads that compute and copy |
 //! | [`RankGroup`] | the launcher's job, root info exchange | the launcher's job, `ncclUniqueId` exchange | socket pairs, or sockets in a private folder |
@@ -34,6 +35,7 @@ pub mod id;
 pub mod inventory;
 pub mod load;
 pub mod machine;
+pub mod matmul;
 pub mod rank;
 pub mod stream;
 pub mod timer;
@@ -52,6 +54,7 @@ pub use id::{CpuId, DeviceId, NodeId};
 pub use inventory::AscendInventory;
 pub use load::{LoadGenerator, LoadProfile, LoadRecord};
 pub use machine::{Binding, Machine};
+pub use matmul::DeviceMatmul;
 pub use rank::{RankEnvironment, RankFamily, RankGroup};
 pub use stream::{Event, Stream};
 pub use timer::EventTimer;

@@ -371,7 +371,7 @@ impl Times {
 }
 
 /// Least squares of t = α + S·slope with weights 1/t²; nanoseconds and nanoseconds per byte.
-fn line(sizes: &[ByteSize], times: &[f64]) -> (f64, f64) {
+pub(crate) fn line(sizes: &[ByteSize], times: &[f64]) -> (f64, f64) {
     let (mut w, mut wx, mut wxx, mut wt, mut wxt) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for (bytes, time) in sizes.iter().zip(times) {
         let (x, weight) = (bytes_f64(*bytes), 1.0 / (time * time));
@@ -392,7 +392,7 @@ fn mean_and_error(values: &[f64]) -> (f64, f64) {
 }
 
 /// The fit of one class from its median times (sizes × blocks); `None` below two sizes.
-fn fit(sizes: &[ByteSize], times: &Array2<f64>) -> Option<AlphaBeta> {
+pub(crate) fn fit(sizes: &[ByteSize], times: &Array2<f64>) -> Option<AlphaBeta> {
     // A size that few blocks have (probes of a rare kind of pair) must not cost the others their
     // blocks.
     let most = times.rows().into_iter().map(|row| finite(row.iter())).max()?;

@@ -289,7 +289,7 @@ fn mad_factor(count: usize) -> f64 {
     1.4826 * correction
 }
 
-fn relative_mad(values: &mut [f64], center: f64) -> f64 {
+pub(crate) fn relative_mad(values: &mut [f64], center: f64) -> f64 {
     let factor = mad_factor(values.len());
     for value in values.iter_mut() {
         *value = (*value - center).abs();

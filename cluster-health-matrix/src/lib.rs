@@ -4,7 +4,7 @@
 //! | activity | modules |
 //! |---|---|
 //! | planning | [`plan`], [`schedule`] |
-//! | measuring | [`sweep`], [`samples`], [`estimate`] |
+//! | measuring | [`sweep`], [`samples`], [`estimate`], [`validate`], [`sizes`], [`visit`] |
 //! | judging | [`analysis`], [`compare`] |
 //! | telling | [`calibrate`], [`placement`], [`blocks`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
@@ -49,9 +49,12 @@ pub mod run;
 pub mod samples;
 pub mod schedule;
 pub mod session;
+pub mod sizes;
 pub mod stats;
 mod student;
 pub mod sweep;
+pub mod validate;
+pub mod visit;
 
 pub use error::{Error, Result};
 pub use observer::{CancelToken, Observer, Progress};

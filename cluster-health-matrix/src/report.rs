@@ -301,7 +301,7 @@ impl Gathering {
         if axes.iter().all(Option::is_none) {
             return Err(crate::Error::format(
                 dir.join(crate::run::MANIFEST).display().to_string(),
-                "the plan names no sweep",
+                "the plan names no sweep; what validate and sizes measured is in report.md",
             ));
         }
         let cells = axes.iter().flatten().fold(0_usize, |sum, (sizes, rows, columns)| {

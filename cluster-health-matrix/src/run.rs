@@ -25,7 +25,9 @@ use crate::environment::{ActivityRecord, Environment};
 use crate::error::{Error, Result};
 use crate::plan::{CorePairPlan, H2dPlan, Order};
 use crate::samples::{PointStatus, Sample, Sweep};
+use crate::sizes::{SIZES_CSV, SIZES_JSON, SIZES_PNG, SizesPlan};
 use crate::sweep::Timings;
+use crate::validate::{VALIDATE_CSV, VALIDATE_JSON, ValidatePlan};
 
 /// Version of all files in the folder.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -220,6 +222,26 @@ pub struct PlanRecord {
     /// An import of somebody else's measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub import: Option<ImportPlan>,
+    /// The base table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validate: Option<ValidatePlan>,
+    /// The size sweep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sizes: Option<SizesRecord>,
+}
+
+/// Where a size sweep comes from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SizesRecord {
+    /// It was measured.
+    Measured(SizesPlan),
+    /// It is somebody else's.
+    Imported {
+        /// Names of the source files.
+        sources: Vec<String>,
+    },
 }
 
 impl PlanRecord {
@@ -773,6 +795,11 @@ fn is_ours(name: &str) -> bool {
         "report.md",
         "calibration.json",
         "placement.json",
+        VALIDATE_JSON,
+        VALIDATE_CSV,
+        SIZES_JSON,
+        SIZES_CSV,
+        SIZES_PNG,
     ];
     let name = name.strip_suffix(".tmp").unwrap_or(name);
     let matrix = (name.starts_with("h2d-") || name.starts_with("core-pair-"))

@@ -499,8 +499,6 @@ pub fn record_import(
     sizes.sort_unstable();
     sizes.dedup();
     let plan = PlanRecord {
-        h2d: None,
-        core_pair: None,
         import: Some(ImportPlan {
             format: request.format.as_str().to_owned(),
             sweep: request.sweep,
@@ -511,6 +509,7 @@ pub fn record_import(
             sizes,
             device_pair: imported.device_pair,
         }),
+        ..PlanRecord::default()
     };
     let order = format!("imported-{}", imported.scan_order);
     let mut manifest = Manifest::empty("import", plan, order);

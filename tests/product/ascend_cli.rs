@@ -277,3 +277,99 @@ fn copies_too_short_for_the_devices_clock_are_timed_in_batches() {
         }
     }
 }
+
+#[test]
+fn base_table_has_the_rates_of_the_links() {
+    let place = Place::new();
+    let ran = run(
+        &place,
+        "validate --backend ascend --quiet --json --out @out --sizes 1MiB --matmul-sizes 8 \
+         --device-matmul-sizes 64 --repeats 2",
+        &[
+            ("ASCEND_SIM_DEVICES", "2"),
+            ("ASCEND_SIM_VIRTUAL", "1"),
+            // A product of order 64 is 524,288 operations: 5,242.88 ns.
+            (
+                "ASCEND_SIM_LINKS",
+                "h2d,gbps=10,us=0;d2h,gbps=8,us=0;d2d,gbps=400,us=0;peer,gbps=20,us=0;\
+                 matmul,tflops=0.1,us=0",
+            ),
+        ],
+    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let table = ran.json();
+    let lines = table["lines"].as_array().unwrap();
+    for (operation, rate) in [
+        ("h2d", 10.0),
+        ("d2h", 8.0),
+        ("d2d_same_device", 400.0),
+        ("device_to_device", 20.0),
+        ("device_matmul", 0.1),
+    ] {
+        let found: Vec<&Value> = lines.iter().filter(|l| l["operation"] == operation).collect();
+        // Products of two types.
+        assert_eq!(found.len(), if operation == "device_matmul" { 2 } else { 1 }, "{operation}");
+        for line in found {
+            assert_eq!(
+                (&line["status"], &line["ranks"]),
+                (&"measured".into(), &2.into()),
+                "{line}"
+            );
+            // The clock of events has ticks of 20 ns.
+            assert!(close(line["median"].as_f64().unwrap(), rate, 0.01), "{line}");
+            assert_eq!(line["per_rank"][0]["timer"].as_str().unwrap()[..5], *"event", "{line}");
+        }
+    }
+    for operation in ["all_gather", "send_receive", "cpu_matmul"] {
+        let line = lines.iter().find(|l| l["operation"] == operation).unwrap();
+        assert_eq!((&line["status"], &line["ranks"]), (&"measured".into(), &2.into()), "{line}");
+    }
+}
+
+#[test]
+fn without_operators_the_product_is_not_available_and_no_fault() {
+    let place = Place::new();
+    let folder = TempDir::new().unwrap();
+    let some = simulator::LIBRARIES.into_iter().filter(|name| !name.contains("op"));
+    simulator::install(folder.path(), &some.collect::<Vec<_>>());
+    let path = folder.path().to_str().unwrap();
+    let mut command = place.command(
+        "validate --backend ascend --quiet --json --out @out --sizes 64KiB --matmul-sizes 8 \
+         --repeats 1 --devices 0",
+    );
+    command.env("CLUSTER_HEALTH_ASCEND_LIB_DIR", path).env("ASCEND_SIM_DEVICES", "1");
+    let ran = Ran::of(&mut command);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let table = ran.json();
+    let lines = table["lines"].as_array().unwrap();
+    let product = lines.iter().find(|l| l["operation"] == "device_matmul").unwrap();
+    assert_eq!(product["status"], "not_available", "{product}");
+    assert!(product["reason"].as_str().unwrap().contains("libopapi.so"), "{product}");
+    // One device is one rank.
+    let together = lines.iter().find(|l| l["operation"] == "all_gather").unwrap();
+    assert_ne!(together["status"], "measured", "{together}");
+}
+
+#[test]
+fn size_sweep_gives_the_costs_of_the_links_back() {
+    let place = Place::new();
+    let ran = run(
+        &place,
+        "sizes --backend ascend --quiet --json --out @out --sizes-from 64KiB --sizes-to 16MiB",
+        &[
+            ("ASCEND_SIM_DEVICES", "2"),
+            ("ASCEND_SIM_VIRTUAL", "1"),
+            ("ASCEND_SIM_LINKS", "h2d,gbps=10,us=30;d2d,gbps=400,us=5"),
+        ],
+    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let sweep = ran.json();
+    let series = sweep["series"].as_array().unwrap();
+    for (operation, beta) in [("h2d", 10.0), ("d2d_same_device", 400.0)] {
+        let found = series.iter().find(|s| s["operation"] == operation).unwrap();
+        assert!(close(found["fit"]["beta_gbps"].as_f64().unwrap(), beta, 0.01), "{found}");
+        assert_eq!(found["points"].as_array().unwrap().len(), 5);
+    }
+    let gather = series.iter().find(|s| s["operation"] == "all_gather").unwrap();
+    assert_eq!(gather["points"].as_array().unwrap().len(), 5);
+}

@@ -26,3 +26,4 @@ mod recorded;
 mod resume;
 mod support;
 mod synthetic;
+mod tables;

@@ -80,7 +80,7 @@ fn write_page(out: &mut String, report: &Report) -> std::fmt::Result {
 }
 
 /// What was measured on, in words.
-pub(super) fn place(manifest: &Manifest) -> String {
+pub(crate) fn place(manifest: &Manifest) -> String {
     let backend = &manifest.environment.backend;
     match (&manifest.environment.hostname, backend.as_str()) {
         (Some(host), _) => format!("{host} ({backend} backend)"),

@@ -2,6 +2,8 @@
 
 pub mod csv;
 pub mod first_page;
+#[cfg(feature = "png")]
+pub mod lines;
 pub mod markdown;
 pub mod npy;
 #[cfg(feature = "png")]

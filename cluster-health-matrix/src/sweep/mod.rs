@@ -3,7 +3,7 @@
 mod core_pair;
 mod engine;
 mod h2d;
-mod warmup;
+pub(crate) mod warmup;
 
 pub(crate) use core_pair::core_pair_in;
 pub use core_pair::{CorePairMatrix, core_pair, core_pair_from, core_pair_ready};

@@ -15,7 +15,7 @@ const RESOLUTION_NS: u64 = 100;
 
 /// What to do after a discarded transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     Again,
     Settled,
     GiveUp,
@@ -23,7 +23,7 @@ pub(super) enum Verdict {
 
 /// The warm-up of one point.
 #[derive(Debug)]
-pub(super) struct Warmup {
+pub(crate) struct Warmup {
     /// Exactly so many transfers, when given.
     exactly: Option<u32>,
     /// The thread migrated or memory was allocated since the last transfer: caches and
@@ -32,18 +32,18 @@ pub(super) struct Warmup {
 }
 
 impl Warmup {
-    pub(super) fn new(exactly: Option<u32>, cold: bool) -> Self {
+    pub(crate) fn new(exactly: Option<u32>, cold: bool) -> Self {
         Self { exactly, cold }
     }
 
     /// True when the point needs no transfer at all.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.exactly == Some(0)
     }
 
     /// `seen` are the point's discarded transfers so far (at least one), `best` the fastest
     /// transfer before this point that it can be compared with, where there was one.
-    pub(super) fn verdict(&self, seen: &[u64], best: Option<u64>) -> Verdict {
+    pub(crate) fn verdict(&self, seen: &[u64], best: Option<u64>) -> Verdict {
         if let Some(exactly) = self.exactly {
             return if seen.len() >= exactly as usize { Verdict::Settled } else { Verdict::Again };
         }
@@ -79,7 +79,7 @@ const SLOWER_FOR_GOOD: u8 = 3;
 /// The fastest transfers of one size, timed or not. Cells of a class are normally equally fast: the
 /// devices of an H2D sweep, what the CPUs of a pair share.
 #[derive(Debug)]
-pub(super) struct Best {
+pub(crate) struct Best {
     classes: Vec<Class>,
     /// Fastest transfer of each cell and the era of its class that it belongs to.
     of_cell: Vec<(u64, u16)>,
@@ -94,14 +94,14 @@ struct Class {
 }
 
 impl Best {
-    pub(super) fn new(classes: usize, cells: usize) -> Self {
+    pub(crate) fn new(classes: usize, cells: usize) -> Self {
         let class = Class { best: NEVER, era: 0, gave_up: 0 };
         Self { classes: vec![class; classes], of_cell: vec![(NEVER, 0); cells] }
     }
 
     /// What a transfer of this cell is compared with: the cell's own best, so that a core that is
     /// slow by nature settles too, and before its first visit its class's.
-    pub(super) fn of(&self, class: usize, cell: usize) -> Option<u64> {
+    pub(crate) fn of(&self, class: usize, cell: usize) -> Option<u64> {
         let Class { best, era, .. } = self.classes[class];
         let (own, own_era) = self.of_cell[cell];
         let best = match (own, best) {
@@ -114,7 +114,7 @@ impl Best {
     }
 
     /// Takes notice of how a measured point's warm-up ended, before its times are noted.
-    pub(super) fn ended(&mut self, class: usize, settled: bool) {
+    pub(crate) fn ended(&mut self, class: usize, settled: bool) {
         let class = &mut self.classes[class];
         class.gave_up = if settled { 0 } else { class.gave_up + 1 };
         if class.gave_up == SLOWER_FOR_GOOD {
@@ -122,7 +122,7 @@ impl Best {
         }
     }
 
-    pub(super) fn note(&mut self, class: usize, cell: usize, time: u64) {
+    pub(crate) fn note(&mut self, class: usize, cell: usize, time: u64) {
         let class = &mut self.classes[class];
         class.best = time.min(class.best);
         let (own, own_era) = &mut self.of_cell[cell];

@@ -14,6 +14,8 @@ use cluster_health_matrix::run::OpenMode;
 use cluster_health_matrix::session::RecordOptions;
 use cluster_health_matrix::{Error, Result};
 
+use crate::base::{SizesArgs, ValidateArgs};
+
 /// Measures the path from CPU cores to accelerators as matrices, says which differences are faults
 /// and which are artefacts, and writes JSON, CSV, npy, xlsx, PNG heatmaps and a report.
 ///
@@ -53,6 +55,19 @@ pub(crate) enum Command {
     /// until two all-gathers agree, and time every iteration; the point's time is that of the
     /// slower rank. Rates are per rank: bytes per rank ÷ time.
     CorePair(PairSweepArgs),
+    /// The base table, rank by rank: matrix products, copies, collectives.
+    ///
+    /// A rank is a device with a CPU of its NUMA node. CPU and device TFLOPS, host to device, device
+    /// to host, within a device, between devices, all-gather and send/receive of this host's ranks:
+    /// each with minimum, median and maximum over the ranks and the spread between repetitions. What
+    /// the machine does not have is said, and is no fault.
+    Validate(ValidateArgs),
+    /// Rate and time over sizes from bytes to GiB: copies of a device, all-gather of a pair.
+    ///
+    /// One CPU per device and pair. Every block visits everything in a fresh order; points that take
+    /// less time than fewer bytes are measured again. Each series is fitted as t = α + S/β. The
+    /// picture is sizes.png; --compare draws several runs into one.
+    Sizes(SizesArgs),
     /// What a sweep would cost: points, bytes, memory, time. Measures nothing.
     Plan(PlanArgs),
     /// What this machine has: a bundle to send along with a report that something does not work.
@@ -229,19 +244,19 @@ pub(crate) struct PairArgs {
 }
 
 /// `value` without its option's name in front: the command line names the option.
-fn named<T>(option: &str, result: cluster_health_core::Result<T>) -> Result<T> {
+pub(crate) fn named<T>(option: &str, result: cluster_health_core::Result<T>) -> Result<T> {
     result.map_err(|error| match error {
         cluster_health_core::Error::Invalid { message, .. } => Error::invalid(option, message),
         other => other.into(),
     })
 }
 
-fn parse_list(option: &str, text: &str) -> Result<Option<Vec<u32>>> {
+pub(crate) fn parse_list(option: &str, text: &str) -> Result<Option<Vec<u32>>> {
     if text.trim() == "auto" { Ok(None) } else { Ok(Some(parse_id_list(option, text)?)) }
 }
 
 /// `16MiB,64MiB`: an error names the element.
-fn parse_sizes(text: &str) -> Result<Vec<ByteSize>> {
+pub(crate) fn parse_sizes(text: &str) -> Result<Vec<ByteSize>> {
     text.split(',')
         .enumerate()
         .map(|(index, part)| {
@@ -289,7 +304,7 @@ fn parse_expect(text: Option<&str>) -> Result<Option<Bandwidth>> {
 }
 
 /// `A,B`; unlike in a list of devices, one may stand there twice.
-fn parse_pair(text: &str) -> Result<[u32; 2]> {
+pub(crate) fn parse_pair(text: &str) -> Result<[u32; 2]> {
     const OPTION: &str = "--device-pair";
     let number = |part: &str| match parse_id_list(OPTION, part)?.as_slice() {
         [id] => Ok(*id),
@@ -422,8 +437,9 @@ pub(crate) struct FolderArgs {
 }
 
 impl FolderArgs {
-    pub(crate) fn record_options(&self) -> Result<RecordOptions> {
-        let mode = match (self.resume, self.force) {
+    /// What to do with what is in the folder.
+    pub(crate) fn mode(&self) -> Result<OpenMode> {
+        Ok(match (self.resume, self.force) {
             (true, true) => {
                 let message = "cannot be used with --force: one goes on, the other starts anew";
                 return Err(Error::invalid("--resume", message));
@@ -431,8 +447,11 @@ impl FolderArgs {
             (true, _) => OpenMode::Resume,
             (_, true) => OpenMode::Force,
             _ => OpenMode::New,
-        };
-        Ok(RecordOptions::default().with_mode(mode).with_report(self.palette.options()))
+        })
+    }
+
+    pub(crate) fn record_options(&self) -> Result<RecordOptions> {
+        Ok(RecordOptions::default().with_mode(self.mode()?).with_report(self.palette.options()))
     }
 }
 
@@ -591,6 +610,13 @@ pub(crate) enum SweepArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ImportSweepArg {
+    H2d,
+    CorePair,
+    Sizes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ScanArg {
     RowMajor,
     ColumnMajor,
@@ -602,9 +628,9 @@ pub(crate) struct ImportArgs {
     /// Format of the sources.
     #[arg(long, env = "CLUSTER_HEALTH_FORMAT", value_enum)]
     pub(crate) format: FormatArg,
-    /// What the sources hold.
+    /// What the sources hold; sizes = one size-sweep table of the older tool.
     #[arg(long, env = "CLUSTER_HEALTH_SWEEP", value_enum)]
-    pub(crate) sweep: SweepArg,
+    pub(crate) sweep: ImportSweepArg,
     /// Source files.
     #[arg(required = true, value_name = "SRC")]
     pub(crate) sources: Vec<PathBuf>,

@@ -19,21 +19,23 @@ use cluster_health_matrix::output::first_page;
 use cluster_health_matrix::plan::{CorePairPlan, Cost, H2dPlan, Order, allows_same_device};
 use cluster_health_matrix::report::Report;
 use cluster_health_matrix::run::{
-    AffinityFile, FolderLock, OpenMode, PlanRecord, RunStatus, SAMPLES, SampleReader, unix_seconds,
-    utc_now,
+    AffinityFile, FolderLock, Manifest, OpenMode, PlanRecord, RunStatus, SAMPLES, SampleReader,
+    unix_seconds, utc_now,
 };
 use cluster_health_matrix::samples::{Sample, Sweep};
 use cluster_health_matrix::session::{RankZero, dismiss, follow, record, record_import};
 use cluster_health_matrix::sweep::core_pair_ready;
 use cluster_health_matrix::{CancelToken, Error, Result};
+use cluster_health_matrix::{sizes, validate};
 use serde_json::{Value, json};
 
 use crate::args::{
     AffinityArgs, AllArgs, Command, CompareArgs, DiagnoseArgs, ExportArgs, FolderArgs, FormatArg,
-    H2dSweepArgs, ImportArgs, PairSweepArgs, PlanArgs, RanksArg, ReportArgs, ScanArg, SweepArg,
+    H2dSweepArgs, ImportArgs, ImportSweepArg, PairSweepArgs, PlanArgs, RanksArg, ReportArgs,
+    ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
-use crate::{bundle, print_json, print_text};
+use crate::{base, bundle, print_json, print_text};
 
 /// How a command ended when it did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
         Command::CorePair(args) => core_pair(args),
         Command::Affinity(args) => affinity(args),
         Command::Env(args) => bundle::env(args),
+        Command::Validate(args) => base::validate(args),
+        Command::Sizes(args) => base::sizes(args),
         Command::Plan(args) => plan(args),
         Command::Diagnose(args) => diagnose(args),
         Command::Report(args) => report(args),
@@ -89,7 +93,7 @@ fn core_pair(args: &PairSweepArgs) -> Result<Done> {
 }
 
 /// This process's place among ranks.
-enum Membership {
+pub(crate) enum Membership {
     /// Alone, or the one that starts the other ranks.
     Alone { timeout: Duration },
     /// One of a launcher's or a parent's ranks.
@@ -97,7 +101,7 @@ enum Membership {
 }
 
 impl Membership {
-    fn find(ranks: Option<RanksArg>, timeout: Duration) -> Result<Self> {
+    pub(crate) fn find(ranks: Option<RanksArg>, timeout: Duration) -> Result<Self> {
         if let Some(group) = RankGroup::from_parent(timeout)? {
             return Ok(Self::Rank(group));
         }
@@ -125,6 +129,11 @@ impl Membership {
 
     /// Rank 0's group, when the pair sweep begins.
     fn lead(&mut self) -> Result<Arc<RankGroup>> {
+        self.lead_of(2)
+    }
+
+    /// The group of this rank; without one it starts `size` − 1 other ranks.
+    pub(crate) fn lead_of(&mut self, size: u32) -> Result<Arc<RankGroup>> {
         let alone = Self::Alone { timeout: Duration::ZERO };
         match std::mem::replace(self, alone) {
             Self::Rank(group) => Ok(Arc::new(group)),
@@ -133,7 +142,7 @@ impl Membership {
                     .map_err(|error| Error::io("finding", "this program", error))?;
                 let mut command = std::process::Command::new(program);
                 command.args(std::env::args_os().skip(1));
-                Ok(Arc::new(RankGroup::lead(command, 2, timeout)?))
+                Ok(Arc::new(RankGroup::lead(command, size, timeout)?))
             }
         }
     }
@@ -302,7 +311,7 @@ fn nothing_measured(report: &Report) -> Error {
 }
 
 /// The first Ctrl-C asks for the end, the second one ends at once.
-fn stop_on_signals(cancel: &CancelToken) -> Result<()> {
+pub(crate) fn stop_on_signals(cancel: &CancelToken) -> Result<()> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register_conditional_shutdown(signal, 130, cancel.flag())
@@ -618,6 +627,15 @@ fn bytes_gb(bytes: u64) -> f64 {
 }
 
 fn report(args: &ReportArgs) -> Result<Done> {
+    let plan = Manifest::read(&args.dir)?.plan;
+    if plan.validate.is_some() {
+        base::show_table(&validate::rewrite(&args.dir)?, args.output.json);
+        return Ok(Done::Clean);
+    }
+    if plan.sizes.is_some() {
+        base::show_sizes(&sizes::rewrite(&args.dir)?, args.output.json);
+        return Ok(Done::Clean);
+    }
     let _lock = FolderLock::take(&args.dir)?;
     let mut report = Report::read(&args.dir)?;
     for line in &report.bad_lines {
@@ -685,8 +703,9 @@ fn import(args: &ImportArgs) -> Result<Done> {
         FormatArg::Csv => SourceFormat::Csv,
     };
     let sweep = match args.sweep {
-        SweepArg::H2d => Sweep::H2d,
-        SweepArg::CorePair => Sweep::CorePair,
+        ImportSweepArg::H2d => Sweep::H2d,
+        ImportSweepArg::CorePair => Sweep::CorePair,
+        ImportSweepArg::Sizes => return base::import_sizes(args),
     };
     let mut request = ImportRequest::new(format, sweep, args.sources.clone());
     request.affinity.clone_from(&args.affinity);

@@ -10,6 +10,7 @@ macro_rules! log {
 }
 
 mod args;
+mod base;
 mod bundle;
 mod commands;
 mod progress;
@@ -36,6 +37,8 @@ fn main() -> ExitCode {
         Command::CorePair(args) => args.folder.output.json,
         Command::Affinity(args) => args.output.json,
         Command::Env(args) => args.output.json,
+        Command::Validate(args) => args.folder.output.json,
+        Command::Sizes(args) => args.folder.output.json,
         Command::Plan(args) => args.output.json,
         Command::Diagnose(args) => args.output.json,
         Command::Report(args) => args.output.json,

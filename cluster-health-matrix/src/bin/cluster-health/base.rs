@@ -1,0 +1,332 @@
+//! `validate` and `sizes`: options, and what the commands do.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use cluster_health_core::rank::RankGroup;
+use cluster_health_core::{Bandwidth, ByteSize, Machine};
+use cluster_health_matrix::run::OpenMode;
+use cluster_health_matrix::sizes::{self, Series, SizeSweep, SizesPlan};
+use cluster_health_matrix::validate::{self, LineStatus, Table, ValidatePlan};
+use cluster_health_matrix::{CancelToken, Error, Result};
+use serde_json::json;
+
+use crate::args::{
+    BackendArg, FolderArgs, ImportArgs, RanksArg, named, parse_list, parse_pair, parse_sizes,
+};
+use crate::commands::{Done, Membership, stop_on_signals};
+use crate::progress::Terminal;
+use crate::{print_json, print_text};
+
+/// How to measure on one CPU per rank.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FewArgs {
+    #[command(flatten)]
+    pub(crate) backend: BackendArg,
+    /// Where the ranks come from: env = a launcher (torchrun, mpirun, srun) started this process as
+    /// one of them; local = this process starts the others. Default: env inside a launcher, else
+    /// local.
+    #[arg(long, env = "CLUSTER_HEALTH_RANKS", value_enum)]
+    pub(crate) ranks: Option<RanksArg>,
+    /// Devices by physical id: auto or a list such as 5,0; its order is kept.
+    #[arg(long, env = "CLUSTER_HEALTH_DEVICES", default_value = "auto", value_name = "LIST")]
+    pub(crate) devices: String,
+    /// One CPU for each rank: auto (on the NUMA node of its device) or a list such as 0,80.
+    #[arg(long, env = "CLUSTER_HEALTH_CPUS", default_value = "auto", value_name = "LIST")]
+    pub(crate) cpus: String,
+    /// Timed iterations per visit.
+    #[arg(long, env = "CLUSTER_HEALTH_ITERS", default_value_t = 3, value_name = "N")]
+    pub(crate) iters: u32,
+    /// Exactly N discarded iterations before the timed ones. Without it warm-up runs until settled,
+    /// at most 32 or 100 ms.
+    #[arg(long, env = "CLUSTER_HEALTH_WARMUP", value_name = "N")]
+    pub(crate) warmup: Option<u32>,
+    /// Visits of everything, each time in a fresh order.
+    #[arg(long, env = "CLUSTER_HEALTH_REPEATS", default_value_t = 3, value_name = "N")]
+    pub(crate) repeats: u32,
+    /// Seed of all orders.
+    #[arg(long, env = "CLUSTER_HEALTH_SEED", default_value_t = 1, value_name = "N")]
+    pub(crate) seed: u64,
+    /// Load profile. This command measures the idle machine only.
+    #[arg(long, env = "CLUSTER_HEALTH_LOAD", default_value = "idle", value_name = "NAME")]
+    load: String,
+    /// Bound of every wait: 500ms, 30s, 2m.
+    #[arg(long, env = "CLUSTER_HEALTH_TIMEOUT", default_value = "30s", value_name = "D")]
+    timeout: String,
+    /// What the memory of a device can carry, reading and writing together, for example 1600GB/s: a
+    /// copy within the device that is faster came from its cache.
+    #[arg(long, env = "CLUSTER_HEALTH_EXPECT_HBM", value_name = "RATE")]
+    expect_hbm: Option<String>,
+}
+
+impl FewArgs {
+    pub(crate) fn timeout(&self) -> Result<Duration> {
+        named("--timeout", cluster_health_core::parse_duration(&self.timeout))
+    }
+
+    pub(crate) fn expect_hbm(&self) -> Result<Option<Bandwidth>> {
+        self.expect_hbm.as_deref().map(|text| named("--expect-hbm", text.parse())).transpose()
+    }
+
+    pub(crate) fn check_load(&self) -> Result<()> {
+        if self.load.trim() == "idle" {
+            return Ok(());
+        }
+        let message = format!("'{}': this command measures the idle machine only", self.load);
+        Err(Error::invalid("--load", message))
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ValidateArgs {
+    #[command(flatten)]
+    pub(crate) few: FewArgs,
+    /// Bytes of copies, per rank of collectives: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB
+    /// decimal, bare numbers bytes. Default: 1MiB,16MiB,256MiB as far as they fit into memory.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZES", value_name = "LIST")]
+    sizes: Option<String>,
+    /// Orders n of the n × n matrices that a CPU multiplies. Default: 256,1024.
+    #[arg(long, env = "CLUSTER_HEALTH_MATMUL_SIZES", value_name = "LIST")]
+    matmul_sizes: Option<String>,
+    /// Orders of the matrices that an accelerator multiplies. Default: 1024,8192.
+    #[arg(long, env = "CLUSTER_HEALTH_DEVICE_MATMUL_SIZES", value_name = "LIST")]
+    device_matmul_sizes: Option<String>,
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
+}
+
+impl ValidateArgs {
+    fn plan(&self, machine: &Machine) -> Result<ValidatePlan> {
+        let few = &self.few;
+        few.check_load()?;
+        let mut builder = ValidatePlan::builder()
+            .iters(few.iters)
+            .warmup(few.warmup)
+            .repeats(few.repeats)
+            .seed(few.seed)
+            .timeout(few.timeout()?)
+            .expect_hbm(few.expect_hbm()?);
+        if let Some(devices) = parse_list("--devices", &few.devices)? {
+            builder = builder.devices(devices);
+        }
+        if let Some(cpus) = parse_list("--cpus", &few.cpus)? {
+            builder = builder.cpus(cpus);
+        }
+        if let Some(sizes) = &self.sizes {
+            builder = builder.sizes(parse_sizes(sizes)?);
+        }
+        if let Some(orders) = &self.matmul_sizes {
+            builder = builder.orders(parse_orders("--matmul-sizes", orders)?);
+        }
+        if let Some(orders) = &self.device_matmul_sizes {
+            builder = builder.device_orders(parse_orders("--device-matmul-sizes", orders)?);
+        }
+        builder.build(machine)
+    }
+}
+
+fn parse_orders(option: &str, text: &str) -> Result<Vec<u32>> {
+    let number = |(index, part): (usize, &str)| {
+        part.trim().parse().map_err(|_| {
+            let message = format!("element {}: '{part}' is no number such as 1024", index + 1);
+            Error::invalid(option, message)
+        })
+    };
+    text.split(',').enumerate().map(number).collect()
+}
+
+/// The group of this process when `ranks` of them are needed; `None` when one process is enough.
+fn group(
+    machine: &Machine,
+    few: &FewArgs,
+    ranks: usize,
+) -> Result<Option<std::sync::Arc<RankGroup>>> {
+    let mut membership = Membership::find(few.ranks, few.timeout()?)?;
+    let launched = matches!(membership, Membership::Rank(_));
+    if !launched && (ranks < 2 || machine.has_virtual_time()) {
+        return Ok(None);
+    }
+    let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
+    membership.lead_of(ranks).map(Some)
+}
+
+pub(crate) fn validate(args: &ValidateArgs) -> Result<Done> {
+    let machine = args.few.backend.machine()?;
+    let plan = args.plan(&machine)?;
+    let mut cancel = CancelToken::new();
+    stop_on_signals(&cancel)?;
+    let mode = args.folder.mode()?;
+    let group = group(&machine, &args.few, plan.ranks())?;
+    if let Some(group) = group.as_deref()
+        && group.rank() > 0
+    {
+        let whole = validate::follow(&machine, &plan, group, &mut cancel)?;
+        return Ok(if whole { Done::Clean } else { Done::Wanting });
+    }
+    let output = &args.folder.output;
+    let mut terminal = Terminal::new(output.quiet, cancel);
+    let result =
+        validate::record(&machine, &plan, group.as_deref(), &args.folder.out, mode, &mut terminal);
+    terminal.finish();
+    let table = result?;
+    if table.count(LineStatus::Measured) == 0 {
+        let reason = table.lines.iter().find_map(|line| line.reason.clone());
+        return Err(Error::output("nothing could be measured", reason.unwrap_or_default()));
+    }
+    show_table(&table, output.json);
+    let whole = table.complete && table.count(LineStatus::Failed) == 0;
+    Ok(if whole { Done::Clean } else { Done::Wanting })
+}
+
+pub(crate) fn show_table(table: &Table, as_json: bool) {
+    if as_json {
+        print_json(&serde_json::to_value(table).unwrap_or_else(|_| json!({})));
+    } else {
+        print_text(&validate::text(table));
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SizesArgs {
+    #[command(flatten)]
+    few: FewArgs,
+    /// Smallest size. Default: 8B.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZES_FROM", value_name = "S")]
+    sizes_from: Option<String>,
+    /// Largest size. Default: 1GiB, as far as it fits into memory.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZES_TO", value_name = "S")]
+    sizes_to: Option<String>,
+    /// What sizes grow by. Default: 4.
+    #[arg(long, env = "CLUSTER_HEALTH_FACTOR", value_name = "N")]
+    factor: Option<u64>,
+    /// These sizes instead: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB decimal, bare numbers bytes.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZES", value_name = "LIST")]
+    sizes: Option<String>,
+    /// Devices of the two ranks of the all-gather, such as 5,0. Default: the first two, a single one
+    /// twice where the backend allows that.
+    #[arg(long, env = "CLUSTER_HEALTH_DEVICE_PAIR", value_name = "A,B")]
+    device_pair: Option<String>,
+    /// CPUs of the two ranks: auto (on the NUMA nodes of their devices) or two such as 0,80.
+    #[arg(long, env = "CLUSTER_HEALTH_PAIR_CPUS", default_value = "auto", value_name = "LIST")]
+    pair_cpus: String,
+    /// Measure nothing: one table and one picture of these runs' size sweeps, into --out.
+    #[arg(long, env = "CLUSTER_HEALTH_COMPARE", num_args = 1.., value_name = "DIR")]
+    compare: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
+}
+
+impl SizesArgs {
+    fn sizes(&self) -> Result<Option<Vec<ByteSize>>> {
+        let (from, to) = (&self.sizes_from, &self.sizes_to);
+        let range = from.is_some() || to.is_some() || self.factor.is_some();
+        match (&self.sizes, range) {
+            (Some(_), true) => {
+                let message = "is a list of its own: leave out --sizes-from, --sizes-to, --factor";
+                Err(Error::invalid("--sizes", message))
+            }
+            (Some(list), false) => parse_sizes(list).map(Some),
+            (None, false) => Ok(None),
+            (None, true) => {
+                let size = |option, text: &Option<String>, default| match text {
+                    Some(text) => named(option, text.parse()),
+                    None => Ok(default),
+                };
+                let from = size("--sizes-from", from, sizes::DEFAULT_FROM)?;
+                let to = size("--sizes-to", to, sizes::DEFAULT_TO)?;
+                sizes::progression(from, to, self.factor.unwrap_or(sizes::DEFAULT_FACTOR)).map(Some)
+            }
+        }
+    }
+
+    fn plan(&self, machine: &Machine) -> Result<SizesPlan> {
+        let few = &self.few;
+        few.check_load()?;
+        let mut builder = SizesPlan::builder()
+            .iters(few.iters)
+            .warmup(few.warmup)
+            .repeats(few.repeats)
+            .seed(few.seed)
+            .timeout(few.timeout()?)
+            .expect_hbm(few.expect_hbm()?);
+        if let Some(devices) = parse_list("--devices", &few.devices)? {
+            builder = builder.devices(devices);
+        }
+        if let Some(cpus) = parse_list("--cpus", &few.cpus)? {
+            builder = builder.cpus(cpus);
+        }
+        if let Some(pair) = &self.device_pair {
+            builder = builder.pair(parse_pair(pair)?);
+        }
+        if let Some(cpus) = parse_list("--pair-cpus", &self.pair_cpus)? {
+            builder = builder.pair_cpus(cpus);
+        }
+        if let Some(sizes) = self.sizes()? {
+            builder = builder.sizes(sizes);
+        }
+        builder.build(machine)
+    }
+}
+
+pub(crate) fn sizes(args: &SizesArgs) -> Result<Done> {
+    if !args.compare.is_empty() {
+        let files = sizes::compare(&args.compare, &args.folder.out)?;
+        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        if args.folder.output.json {
+            print_json(&json!({"schema_version": 1, "files": files}));
+        } else {
+            print_text(&(files.join("\n") + "\n"));
+        }
+        return Ok(Done::Clean);
+    }
+    let machine = args.few.backend.machine()?;
+    let plan = args.plan(&machine)?;
+    let mut cancel = CancelToken::new();
+    stop_on_signals(&cancel)?;
+    let mode = args.folder.mode()?;
+    let ranks = if plan.pair.is_some() { 2 } else { 1 };
+    let group = group(&machine, &args.few, ranks)?;
+    if let Some(group) = group.as_deref()
+        && group.rank() > 0
+    {
+        let whole = sizes::follow(&machine, &plan, group, &mut cancel)?;
+        return Ok(if whole { Done::Clean } else { Done::Wanting });
+    }
+    let output = &args.folder.output;
+    let mut terminal = Terminal::new(output.quiet, cancel);
+    let result =
+        sizes::record(&machine, &plan, group.as_deref(), &args.folder.out, mode, &mut terminal);
+    terminal.finish();
+    let sweep = result?;
+    if sweep.measured() == 0 {
+        let reasons = sweep.series.iter().find_map(|series| {
+            let of_visits = series.visits.iter().find_map(|visit| visit.reason.clone());
+            series.reason.clone().or(of_visits)
+        });
+        return Err(Error::output("nothing could be measured", reasons.unwrap_or_default()));
+    }
+    show_sizes(&sweep, output.json);
+    let whole = sweep.complete && !sweep.series.iter().any(Series::has_failures);
+    Ok(if whole { Done::Clean } else { Done::Wanting })
+}
+
+pub(crate) fn show_sizes(sweep: &SizeSweep, as_json: bool) {
+    if as_json {
+        print_json(&serde_json::to_value(sweep).unwrap_or_else(|_| json!({})));
+    } else {
+        print_text(&sizes::text(sweep));
+    }
+}
+
+pub(crate) fn import_sizes(args: &ImportArgs) -> Result<Done> {
+    let [source] = args.sources.as_slice() else {
+        return Err(Error::invalid("SRC", "a size sweep is one file"));
+    };
+    let sweep = sizes::import(source)?;
+    let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mode = if args.force { OpenMode::Force } else { OpenMode::New };
+    sizes::record_import(&sweep, vec![name], &args.out, mode)?;
+    show_sizes(&sweep, args.output.json);
+    Ok(Done::Clean)
+}
