@@ -240,17 +240,21 @@ impl Calibration {
             .as_ref()
             .map(|plan| plan.device_pair.map(|device| device.0))
             .or_else(|| plan.import.as_ref()?.device_pair);
+        // A cost model wants the link that nothing else uses.
+        let is_shared = plan.is_concurrent();
+        let is_meant = move |sweep: Sweep| sweep.is_pair() || (sweep == Sweep::H2d && !is_shared);
         let of_sweep = |sweep: Sweep, factor: f64| {
-            let matrices = report.matrices.iter().filter(move |matrix| matrix.sweep == sweep);
+            let is_wanted = move |matrix: &&Matrix| matrix.sweep == sweep && is_meant(sweep);
+            let matrices = report.matrices.iter().filter(is_wanted);
             matrices.flat_map(move |matrix| rates(matrix, factor)).collect::<Vec<_>>()
         };
         let mut copies = Vec::new();
         let mut pairs = Vec::new();
         for (matrix, blocks) in report.matrices.iter().zip(&report.blocks) {
             match matrix.sweep {
-                Sweep::H2d => copies.extend(copy_costs(matrix, blocks)),
+                Sweep::H2d if is_meant(Sweep::H2d) => copies.extend(copy_costs(matrix, blocks)),
                 Sweep::CorePair => pairs.extend(pair_costs(matrix, blocks, &cores)),
-                Sweep::D2h | Sweep::Bidirectional => {}
+                Sweep::H2d | Sweep::D2h | Sweep::Bidirectional => {}
             }
         }
         Self {
@@ -522,7 +526,10 @@ fn pair_costs(matrix: &Matrix, blocks: &Blocks, cores: &BTreeMap<u32, u32>) -> V
 
 /// Every load against the idle machine (else the first load) of the same sweep and memory.
 fn load_deltas(report: &Report, cores: &BTreeMap<u32, u32>) -> Option<Vec<LoadDelta>> {
-    let all = || report.matrices.iter().zip(&report.blocks);
+    let all = || {
+        let all = report.matrices.iter().zip(&report.blocks);
+        all.filter(|(matrix, _)| matches!(matrix.sweep, Sweep::H2d | Sweep::CorePair))
+    };
     let mut loads: Vec<&str> = all().map(|(matrix, _)| matrix.load.as_str()).collect();
     loads.sort_unstable();
     loads.dedup();

@@ -11,6 +11,7 @@ use cluster_health_core::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::samples::Sweep;
 
 mod core_pair;
 
@@ -82,7 +83,52 @@ pub enum CheckPolicy {
     Off,
 }
 
-/// A plan of an H2D sweep: CPU × device × size.
+/// Which way the copies between host and device go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Direction {
+    /// Host to device.
+    #[default]
+    H2d,
+    /// Device to host.
+    D2h,
+    /// One copy each way, issued together on two streams; an iteration lasts until both are done.
+    Bidirectional,
+}
+
+impl Direction {
+    /// The sweep that the points belong to.
+    #[must_use]
+    pub const fn sweep(self) -> Sweep {
+        match self {
+            Self::H2d => Sweep::H2d,
+            Self::D2h => Sweep::D2h,
+            Self::Bidirectional => Sweep::Bidirectional,
+        }
+    }
+
+    /// Copies of one iteration.
+    const fn copies(self) -> u64 {
+        match self {
+            Self::H2d | Self::D2h => 1,
+            Self::Bidirectional => 2,
+        }
+    }
+}
+
+/// A plan written before there were other directions is one of copies to the device.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_to_device(direction: &Direction) -> bool {
+    matches!(direction, Direction::H2d)
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+/// A plan of a sweep of copies between host and device: CPU × device × size.
 ///
 /// Build it with [`H2dPlan::builder`]; it is serialised into `run.json` and compared on resume.
 ///
@@ -106,6 +152,12 @@ pub struct H2dPlan {
     pub devices: Vec<DeviceId>,
     /// Bytes per copy, ascending.
     pub sizes: Vec<ByteSize>,
+    /// Which way the copies go.
+    #[serde(default, skip_serializing_if = "is_to_device")]
+    pub direction: Direction,
+    /// All other devices of the plan copy, too, while one is measured.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub concurrent: bool,
     /// Timed iterations per visit.
     pub iters: u32,
     /// Exactly so many warm-up transfers; `None` = until settled.
@@ -191,13 +243,20 @@ impl H2dPlan {
         let points = visits.saturating_mul(self.sizes.len() as u64);
         // Settled points take one or two warm-up transfers.
         let transfers = u64::from(self.iters) + u64::from(self.warmup.unwrap_or(1));
-        let bytes = visits.saturating_mul(size_sum).saturating_mul(transfers);
+        // The rate is that of one direction, and both take the same time.
+        let timed_bytes = visits.saturating_mul(size_sum).saturating_mul(transfers);
+        let copies = self.direction.copies();
+        let bytes = timed_bytes.saturating_mul(copies);
+        let devices = (self.devices.len() - self.unusable_devices.len()) as u64;
+        let beside = if self.concurrent { devices } else { 0 };
+        // Both directions use both arenas of a node.
         let arenas = match self.arena {
             ArenaPolicy::Node => 2 * self.nodes(machine).len() as u64,
-            ArenaPolicy::Core => 1,
-        };
+            ArenaPolicy::Core => copies,
+        } + copies * beside;
         let host_memory = self.largest().bytes().saturating_mul(arenas);
-        let device_memory = self.largest().bytes().saturating_mul(self.devices.len() as u64);
+        let buffers = copies * (self.devices.len() as u64 + beside);
+        let device_memory = self.largest().bytes().saturating_mul(buffers);
         let (bind_us, fixed_us, touch) = match machine.scenario() {
             Some(scenario) => (
                 scenario.machine.bind_us,
@@ -215,7 +274,7 @@ impl H2dPlan {
             }
         };
         let binds = to_f64(blocks * self.cpus.len() as u64);
-        let seconds = to_f64(bytes) / (rate.as_gb_per_second() * 1e9)
+        let seconds = to_f64(timed_bytes) / (rate.as_gb_per_second() * 1e9)
             + binds * bind_us * 1e-6
             + to_f64(points) * fixed_us * 1e-6
             + touches;
@@ -489,6 +548,8 @@ use settings_setters;
 pub struct H2dPlanBuilder {
     cpus: Option<Vec<u32>>,
     devices: Option<Vec<u32>>,
+    direction: Direction,
+    concurrent: bool,
     arena: ArenaPolicy,
     settings: Settings,
 }
@@ -503,6 +564,19 @@ impl H2dPlanBuilder {
     /// Physical ids of devices in the order of the columns; default: all available ones.
     pub fn devices(mut self, devices: impl IntoIterator<Item = u32>) -> Self {
         self.devices = Some(devices.into_iter().collect());
+        self
+    }
+
+    /// Which way the copies go; default: to the device.
+    pub fn direction(mut self, direction: Direction) -> Self {
+        self.direction = direction;
+        self
+    }
+
+    /// All other devices of the plan copy, too, while one is measured: each from a thread of its
+    /// own on a CPU of the plan.
+    pub fn concurrent(mut self, concurrent: bool) -> Self {
+        self.concurrent = concurrent;
         self
     }
 
@@ -549,6 +623,8 @@ impl H2dPlanBuilder {
             cpus,
             devices,
             sizes,
+            direction: self.direction,
+            concurrent: self.concurrent,
             iters: settings.iters,
             warmup: settings.warmup,
             repeats: settings.repeats,
@@ -566,6 +642,7 @@ impl H2dPlanBuilder {
         };
         require_usable("--cpus", plan.cpus.len(), &plan.unusable_cpus)?;
         require_usable("--devices", plan.devices.len(), &plan.unusable_devices)?;
+        plan.require_concurrency(machine)?;
         let usable = plan.cpus.iter().filter(|cpu| !plan.unusable_cpus.contains_key(cpu));
         require_places(
             machine,
@@ -591,12 +668,48 @@ impl H2dPlan {
         vec![usable.filter_map(|id| machine.device(*id)).collect()]
     }
 
+    /// An error when the devices cannot copy all at once, or not each from a CPU of its own.
+    fn require_concurrency(&self, machine: &Machine) -> Result<()> {
+        if !self.concurrent {
+            return Ok(());
+        }
+        const OPTION: &str = "--concurrent";
+        if machine.has_virtual_time() {
+            return Err(Error::invalid(
+                OPTION,
+                "a synthetic machine has no model of devices that share a path; use a real one",
+            ));
+        }
+        if !is_only_idle(&self.loads) {
+            return Err(Error::invalid(
+                OPTION,
+                "the copies of the other devices are the load; leave --load out",
+            ));
+        }
+        let devices = self.devices.len() - self.unusable_devices.len();
+        let cpus = self.cpus.len() - self.unusable_cpus.len();
+        if devices < 2 {
+            return Err(Error::invalid(OPTION, "needs two devices or more"));
+        }
+        // A device's thread gives way to the measured one: there is one CPU more to go to.
+        if cpus < devices {
+            return Err(Error::invalid(
+                OPTION,
+                format!("{devices} devices copy from as many CPUs; --cpus has {cpus} usable ones"),
+            ));
+        }
+        Ok(())
+    }
+
     /// Asked before anything is allocated: a machine that starts to swap measures nothing.
     fn fits(&self, machine: &Machine) -> Result<()> {
         let largest =
             if self.has_probes() { self.largest().max(PROBE_SIZE) } else { self.largest() };
         for id in self.devices.iter().filter(|id| !self.unusable_devices.contains_key(id)) {
-            fits_device(machine, *id, self.largest(), largest.bytes(), "one buffer")?;
+            let buffers = self.direction.copies() * if self.concurrent { 2 } else { 1 };
+            let needed = largest.bytes().saturating_mul(buffers);
+            let what = if buffers == 1 { "one buffer" } else { "its buffers" };
+            fits_device(machine, *id, self.largest(), needed, what)?;
         }
         let cost = self.cost(machine, Bandwidth::gb_per_second(1.0));
         let loads = load_memory(machine, &self.loads, &self.load_devices(machine));
@@ -901,6 +1014,11 @@ mod tests {
             .cpus([3, 4])
             .build(&machine("offline = \"3\"\n"))
             .unwrap();
+        let text = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<H2dPlan>(&text).unwrap(), plan);
+        // Runs of before there were other directions still go on.
+        assert!(!text.contains("direction") && !text.contains("concurrent"), "{text}");
+        let plan = H2dPlan::builder().direction(Direction::D2h).build(&machine("")).unwrap();
         let text = serde_json::to_string(&plan).unwrap();
         assert_eq!(serde_json::from_str::<H2dPlan>(&text).unwrap(), plan);
     }

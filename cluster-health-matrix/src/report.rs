@@ -220,7 +220,7 @@ fn style(options: &ReportOptions, manifest: &Manifest) -> crate::output::png::St
     style.note = match manifest.environment.backend.as_str() {
         "synthetic" => Some("simulated machine: no copy was made".to_owned()),
         "" => Some(format!("imported data, {}", manifest.order)),
-        _ => None,
+        _ => manifest.plan.is_concurrent().then(|| "all devices at once".to_owned()),
     };
     style
 }
@@ -411,7 +411,12 @@ pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
         sweep: slice.sweep,
         bytes: slice.bytes,
         load: slice.load.to_owned(),
-        rate: if slice.sweep.is_pair() { "per_rank" } else { slice.sweep.as_str() }.to_owned(),
+        rate: match slice.sweep {
+            Sweep::CorePair => "per_rank",
+            Sweep::Bidirectional => "per_direction",
+            one_way => one_way.as_str(),
+        }
+        .to_owned(),
         memory: slice.memory.as_str().to_owned(),
         count: rates.len() as u64,
         min: q(0.0),

@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use crate::environment::{ActivityRecord, Environment};
 use crate::error::{Error, Result};
-use crate::plan::{CorePairPlan, H2dPlan, Order};
+use crate::plan::{CorePairPlan, H2dPlan, Order, PROBE_SIZE};
 use crate::samples::{PointStatus, Sample, Sweep};
 use crate::sizes::{SIZES_CSV, SIZES_JSON, SIZES_PNG, SizesPlan};
 use crate::sweep::Timings;
@@ -123,7 +123,7 @@ pub struct SummaryRow {
     pub bytes: ByteSize,
     /// Load profile.
     pub load: String,
-    /// `h2d`, or `per_rank` for pairs.
+    /// `h2d`, `d2h`, `per_direction` for both directions at once, or `per_rank` for pairs.
     pub rate: String,
     /// `page_locked` or `pageable` host memory, `device` memory (pairs), `unknown` (imports); never
     /// mixed in one row.
@@ -140,6 +140,17 @@ pub struct SummaryRow {
     pub p90: f64,
     /// Fastest cell.
     pub max: f64,
+}
+
+impl SummaryRow {
+    /// Microseconds of a copy (of a collective for pairs) in the median cell, for messages so small
+    /// that their time is a latency: up to 64 KiB.
+    #[must_use]
+    pub fn latency_us(&self) -> Option<f64> {
+        #[allow(clippy::cast_precision_loss, reason = "up to 64 KiB")]
+        let bytes = self.bytes.bytes() as f64;
+        (self.bytes <= PROBE_SIZE).then(|| bytes / self.median / 1e3)
+    }
 }
 
 /// A device as the run saw it.
@@ -255,6 +266,12 @@ impl PlanRecord {
     #[must_use]
     pub fn of_core_pair(plan: CorePairPlan) -> Self {
         Self { core_pair: Some(plan), ..Self::default() }
+    }
+
+    /// True when copies were measured while all other devices copied, too.
+    #[must_use]
+    pub fn is_concurrent(&self) -> bool {
+        self.h2d.as_ref().is_some_and(|plan| plan.concurrent)
     }
 
     /// The record with a core-pair sweep after what it has.

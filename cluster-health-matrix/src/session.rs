@@ -347,7 +347,7 @@ fn load_notes(manifest: &Manifest) -> Vec<String> {
     let mut notes = Vec::new();
     let records = &manifest.load_profiles;
     if let Some(quota) = manifest.environment.cpu_quota {
-        for sweep in [Sweep::H2d, Sweep::CorePair] {
+        for sweep in [Sweep::H2d, Sweep::D2h, Sweep::Bidirectional, Sweep::CorePair] {
             let of_sweep = records.iter().filter(|record| record.sweep == sweep);
             let ranks = of_sweep.clone().map(|record| record.load.rank + 1).max().unwrap_or(0);
             let burners =
@@ -454,7 +454,7 @@ fn measure(
             (false, Some(plan), _) => {
                 let mut result = h2d_in(machine, plan, &mut course)?;
                 notes.append(&mut result.notes);
-                loads.push((Sweep::H2d, result.loads));
+                loads.push((plan.direction.sweep(), result.loads));
                 result.end
             }
             (true, _, Some(plan)) => {

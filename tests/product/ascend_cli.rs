@@ -21,7 +21,7 @@ fn libraries() -> PathBuf {
     folder.path().to_owned()
 }
 
-fn run(place: &Place, line: &str, variables: &[(&str, &str)]) -> Ran {
+pub(crate) fn run(place: &Place, line: &str, variables: &[(&str, &str)]) -> Ran {
     let mut command = place.command(line);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("ASCEND_") {

@@ -14,6 +14,7 @@ mod bad_input;
 mod commands;
 mod compare;
 mod diagnose;
+mod directions;
 mod env;
 mod field_cases;
 mod folder;

@@ -327,7 +327,7 @@ fn not_tested(
     if !sweeps.contains(&Sweep::CorePair) {
         missing.push("bare communication: no pair of ranks was measured".to_owned());
     }
-    if !sweeps.contains(&Sweep::H2d) {
+    if !sweeps.contains(&Sweep::H2d) && !sweeps.contains(&Sweep::Bidirectional) {
         missing.push("host path: no copy from host to device was measured".to_owned());
     }
     let knows = |known: fn(&Table) -> bool| tables.values().all(known);

@@ -169,6 +169,8 @@ fn h2d(setup: &mut Setup, a: &H2dPlan, b: &H2dPlan) {
     let ids = |plan: &H2dPlan| plan.devices.iter().map(|device| device.0).collect::<Vec<_>>();
     setup.differ("devices", &ids(a), &ids(b), |ids| list(ids));
     setup.differ("sizes", &a.sizes, &b.sizes, |sizes| joined(sizes));
+    setup.differ("direction", &a.direction, &b.direction, word);
+    setup.differ("other devices at the same time", &a.concurrent, &b.concurrent, word);
     setup.differ("iterations", &a.iters, &b.iters, ToString::to_string);
     setup.differ("warm-up", &a.warmup, &b.warmup, warmup);
     setup.differ("arenas", &a.arena, &b.arena, word);

@@ -46,15 +46,15 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
     for row in &manifest.summary {
         writeln!(
             out,
-            "- {} {} {} {}: median {:.3} GB/s over {} cells, {:.3} … {:.3}.",
+            "- {} {} {} {}: median {} GB/s over {} cells, {} … {}.",
             title(row.sweep),
             row.bytes,
             row.load,
             row.memory.replace('_', "-"),
-            row.median,
+            rate(row.median),
             row.count,
-            row.min,
-            row.max
+            rate(row.min),
+            rate(row.max)
         )?;
     }
     writeln!(out)?;
@@ -66,9 +66,21 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
         if !matrix.sizes.is_empty() {
             writeln!(
                 out,
-                "Every rate is bytes ÷ time of one copy{}, decimal GB/s; a cell is the median over \
-                 blocks of the median of its iterations.\n",
-                if matrix.sweep.is_pair() { " per rank" } else { "" }
+                "Every rate is bytes ÷ time of {}{}, decimal GB/s; a cell is the median over blocks of \
+                 the median of its iterations.\n",
+                match matrix.sweep {
+                    Sweep::CorePair => "one copy per rank",
+                    Sweep::Bidirectional => {
+                        "one copy each way, issued together: bytes of one direction, time until \
+                         both are done"
+                    }
+                    Sweep::H2d | Sweep::D2h => "one copy",
+                },
+                if !matrix.sweep.is_pair() && manifest.plan.is_concurrent() {
+                    " while all other devices copied, too"
+                } else {
+                    ""
+                }
             )?;
         }
     }
@@ -158,6 +170,23 @@ fn facts(out: &mut String, report: &Report) -> std::fmt::Result {
     writeln!(out)
 }
 
+/// A rate with three decimals, or as many more as a small message needs to show three digits.
+#[must_use]
+pub fn rate(gbps: f64) -> String {
+    let decimals = if gbps > 0.0 && gbps < 0.1 {
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 1 and a dozen; the cast saturates"
+        )]
+        let zeros = (-gbps.log10()).floor() as usize;
+        (zeros + 3).min(12)
+    } else {
+        3
+    };
+    format!("{gbps:.decimals$}")
+}
+
 fn seconds(nanoseconds: u64) -> String {
     #[allow(clippy::cast_precision_loss, reason = "shown with three digits")]
     let seconds = nanoseconds as f64 / 1e9;
@@ -171,18 +200,23 @@ fn section(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt::Re
     };
     writeln!(out, "## {stem}\n")?;
     writeln!(out, "{}\n", links(&stem))?;
-    writeln!(out, "| | cells | min | p10 | median | p90 | max | spread between blocks |")?;
-    writeln!(out, "|---|---:|---:|---:|---:|---:|---:|---:|")?;
+    let (latency, head, rule) = match row.latency_us() {
+        Some(us) => (format!(" {us:.2} |"), " median time, µs |", "---:|"),
+        None => (String::new(), "", ""),
+    };
+    writeln!(out, "| | cells | min | p10 | median | p90 | max | spread between blocks |{head}")?;
+    writeln!(out, "|---|---:|---:|---:|---:|---:|---:|---:|{rule}")?;
     let mut spread: Vec<f64> = slice.spread.iter().copied().filter(|s| s.is_finite()).collect();
     let spread = if spread.is_empty() {
         "one block".to_owned()
     } else {
         format!("{:.2} %", 100.0 * median(&mut spread))
     };
+    let [min, p10, median, p90, max] = [row.min, row.p10, row.median, row.p90, row.max].map(rate);
     writeln!(
         out,
-        "| all | {} | {:.3} | {:.3} | {:.3} | {:.3} | {:.3} | {spread} |\n",
-        row.count, row.min, row.p10, row.median, row.p90, row.max
+        "| all | {} | {min} | {p10} | {median} | {p90} | {max} | {spread} |{latency}\n",
+        row.count
     )?;
     let holes = slice.status.iter().filter(|status| **status != CellStatus::Measured).count();
     if holes > 0 {
@@ -224,7 +258,7 @@ fn pair_lines(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt:
             let (count, median) = (rates.len(), median(&mut rates));
             let ratio =
                 if other.is_nan() { String::new() } else { format!("{:.3}", median / other) };
-            writeln!(out, "| {name} | {count} | {median:.3} | {ratio} |")?;
+            writeln!(out, "| {name} | {count} | {} | {ratio} |", rate(median))?;
         }
     }
     writeln!(out)?;
@@ -265,7 +299,7 @@ fn lines(
     for (index, id) in ids.iter().enumerate() {
         let mut rates: Vec<f64> = values(index).into_iter().filter(|r| r.is_finite()).collect();
         let count = rates.len();
-        writeln!(out, "| {id} | {count} | {:.3} |", median(&mut rates))?;
+        writeln!(out, "| {id} | {count} | {} |", rate(median(&mut rates)))?;
     }
     writeln!(out)
 }
@@ -289,7 +323,7 @@ fn node_lines<'a>(
     writeln!(out, "| NUMA node of the {} | cells | median |\n|---|---:|---:|", axis.name)?;
     for (node, mut rates) in nodes {
         let count = rates.len();
-        writeln!(out, "| {node} | {count} | {:.3} |", median(&mut rates))?;
+        writeln!(out, "| {node} | {count} | {} |", rate(median(&mut rates)))?;
     }
     writeln!(out)
 }

@@ -1,16 +1,18 @@
-//! The H2D sweep: CPU core × device, copies by the bound core from its node's arena.
+//! The sweep of copies between host and device: CPU core × device, by the bound core from or to its
+//! node's arenas.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use cluster_health_core::load::{LoadGenerator, LoadProfile, LoadRecord};
 use cluster_health_core::{
-    Binding, ByteSize, CpuId, DeviceBuffer, DeviceId, EventTimer, HostBuffer, HostMemory, Machine,
-    NodeId, PointContext, Stream, TagPattern, Transfer,
+    BackendKind, Binding, ByteSize, CpuId, DeviceId, EventTimer, HostBuffer, HostMemory, Machine,
+    NodeId, PointContext, TagPattern,
 };
 use ndarray::{ArrayView2, ArrayView3};
 
 use super::SweepEnd;
+use super::beside::Beside;
+use super::copies::{Ends, Path, host_buffers};
 use super::engine::{
     Accounts, Course, Extent, Gathered, Points, RunClock, Stage, check_recalled, core_of, drive,
     loads_of, mark_implausible, point_tags, records_of, reset,
@@ -21,8 +23,8 @@ use crate::error::{Error, Result};
 use crate::estimate::{Estimates, axes_of_plan};
 use crate::matrix::{CellStatus, Matrix};
 use crate::observer::Observer;
-use crate::plan::{ArenaPolicy, H2dPlan, Order, PROBE_SIZE};
-use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Sweep, Timer};
+use crate::plan::{ArenaPolicy, Direction, H2dPlan, Order, PROBE_SIZE};
+use crate::samples::{DataCheck, PointStatus, RanOn, Sample, Timer};
 use crate::schedule::{Cell, PlannedPoint, Schedule};
 
 /// Result of an H2D sweep.
@@ -105,13 +107,14 @@ pub(crate) fn h2d_in(
         |cpu| machine.node_of(CpuId(cpu)).map(|node| node.0),
         |id| machine.device(DeviceId(id)).and_then(|device| device.info().node).map(|node| node.0),
     );
+    let sweep = plan.direction.sweep();
     let core_of = |cpu| core_of(machine, cpu);
     let gathered = |load: &LoadProfile| {
         let (load, sizes, axes) = (load.to_string(), || plan.sizes.clone(), (&rows, &columns));
         let (rows, columns) = (axes.0.clone(), axes.1.clone());
         Gathered {
-            table: Table::new(Sweep::H2d, &load, sizes(), (rows.clone(), columns.clone()), core_of),
-            estimates: Estimates::new(Sweep::H2d, &load, sizes(), rows, columns),
+            table: Table::new(sweep, &load, sizes(), (rows.clone(), columns.clone()), core_of),
+            estimates: Estimates::new(sweep, &load, sizes(), rows, columns),
         }
     };
     let mut gathered: Vec<Gathered> = plan.loads.iter().map(gathered).collect();
@@ -126,15 +129,22 @@ pub(crate) fn h2d_in(
     let end = drive(&mut engine, &mut schedule, extent, &mut gathered, course)?;
     let loads = records_of(engine.loads.as_ref());
     let refused = engine.refused.map(|reason| format!("host memory is pageable: {reason}"));
-    let notes = refused.into_iter().collect();
+    let mut notes: Vec<String> = refused.into_iter().collect();
+    notes.extend(engine.beside.as_ref().map(Beside::describe));
+    if plan.direction == Direction::Bidirectional && machine.backend() == BackendKind::Host {
+        notes.push(
+            "host backend: one thread makes both copies of an iteration, one after the other, so \
+             that each has at most half the rate that it has alone"
+                .to_owned(),
+        );
+    }
     let mut matrices = gathered.into_iter().map(|load| load.estimates.into_matrix());
-    let matrix = matrices
-        .next()
-        .unwrap_or_else(|| Matrix::new(Sweep::H2d, "idle", Vec::new(), rows, columns));
+    let matrix =
+        matrices.next().unwrap_or_else(|| Matrix::new(sweep, "idle", Vec::new(), rows, columns));
     Ok(H2dMatrix { matrix, under_loads: matrices.collect(), loads, end, notes })
 }
 
-/// Host memory that copies start from.
+/// Host memory that copies start from or end in.
 struct Arena {
     buffer: HostBuffer,
     page_nodes: Option<BTreeMap<u32, u32>>,
@@ -152,9 +162,9 @@ impl Arena {
 
 /// One device's end of the copies.
 struct Lane {
-    stream: Stream,
-    target: DeviceBuffer,
-    /// Around each timed copy, where events carry the device's own time.
+    ends: Ends,
+    /// Around each timed copy, where events carry the device's own time; none where there are copies
+    /// on two streams.
     timer: Option<EventTimer>,
     /// Copies between two events by size, chosen at its first point; `None` where the device's
     /// clock is too coarse for any number.
@@ -167,13 +177,15 @@ struct Engine<'a> {
     plan: &'a H2dPlan,
     /// Two per node, exchanged between blocks: speed can belong to a buffer.
     arenas: BTreeMap<Option<NodeId>, [Arena; 2]>,
-    /// The arena of `--arena core`.
-    own: Option<Arena>,
+    /// The arenas of `--arena core`: one, or one for each direction.
+    own: Vec<Arena>,
     /// Why host memory is not page-locked.
     refused: Option<String>,
     lanes: Vec<Result<Lane, String>>,
     /// What devices that hang may still use.
-    left: Vec<(Lane, Option<Arena>)>,
+    left: Vec<(Lane, Vec<Arena>)>,
+    /// The other devices of `--concurrent`.
+    beside: Option<Beside>,
     binding: Option<Binding>,
     bound: Option<CpuId>,
     visit: Option<u64>,
@@ -189,17 +201,18 @@ struct Engine<'a> {
 
 impl<'a> Engine<'a> {
     fn new(machine: &'a Machine, plan: &'a H2dPlan) -> Self {
-        let mut sample = Sample::new(0, Sweep::H2d, ByteSize(0));
+        let mut sample = Sample::new(0, plan.direction.sweep(), ByteSize(0));
         sample.iter_ns.reserve(plan.iters as usize);
         sample.warmup_ns.reserve(plan.warmup.unwrap_or(32) as usize);
         Self {
             machine,
             plan,
             arenas: BTreeMap::new(),
-            own: None,
+            own: Vec::new(),
             refused: None,
             lanes: Vec::new(),
             left: Vec::new(),
+            beside: None,
             binding: None,
             bound: None,
             visit: None,
@@ -222,18 +235,15 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn lane(machine: &Machine, id: DeviceId, size: ByteSize, timeout: Duration) -> Result<Lane> {
-        let device = machine
-            .device(id)
-            .ok_or_else(|| Error::invalid("--devices", format!("device {id} does not exist")))?;
-        let stream = Stream::new(&device)?;
-        let target = DeviceBuffer::new(&device, size)?;
-        let timer = if machine.has_device_events() {
-            Some(EventTimer::new(&stream, timeout)?)
+    fn lane(machine: &Machine, id: DeviceId, size: ByteSize, plan: &H2dPlan) -> Result<Lane> {
+        let ends = Ends::new(machine, id, size, plan.direction)?;
+        let is_one_way = plan.direction != Direction::Bidirectional;
+        let timer = if is_one_way && machine.has_device_events() {
+            Some(EventTimer::new(&ends.stream, plan.timeout())?)
         } else {
             None
         };
-        Ok(Lane { stream, target, timer, batches: BTreeMap::new() })
+        Ok(Lane { ends, timer, batches: BTreeMap::new() })
     }
 
     /// Notes how a measured point's warm-up ended and the fastest of its times.
@@ -264,52 +274,84 @@ impl<'a> Engine<'a> {
         });
         let mut cold = self.bind(cpu)? || switched;
         let node = self.machine.node_of(cpu);
-        let arena = match self.plan.arena {
+        let (first, second) = match self.plan.arena {
             ArenaPolicy::Node => {
                 // Neighbouring rows start with different arenas, and every block exchanges them.
                 let which = (point.block as usize + point.cell.row) % 2;
                 self.sample.arena = u32::try_from(which).ok();
-                self.arenas.get_mut(&node).map(|pair| &mut pair[which])
+                match self.arenas.get_mut(&node) {
+                    Some([even, odd]) if which == 0 => (Some(even), Some(odd)),
+                    Some([even, odd]) => (Some(odd), Some(even)),
+                    None => (None, None),
+                }
             }
             ArenaPolicy::Core => {
-                if self.visit != Some(point.visit) || self.own.is_none() {
+                if self.visit != Some(point.visit) || self.own.is_empty() {
                     cold = true;
-                    self.own = None;
+                    self.own.clear();
                     let size = self.lanes[point.cell.column]
                         .as_ref()
-                        .map_or(0, |lane| lane.target.len() as u64);
+                        .map_or(ByteSize(0), |lane| lane.ends.size());
                     let start = self.machine.now_ns();
-                    let arena = Arena::new(self.machine, ByteSize(size))?;
-                    if self.refused.is_none() {
-                        self.refused = arena.buffer.refused().map(str::to_owned);
+                    for _ in 0..host_buffers(self.plan.direction) {
+                        let arena = Arena::new(self.machine, size)?;
+                        if self.refused.is_none() {
+                            self.refused = arena.buffer.refused().map(str::to_owned);
+                        }
+                        self.own.push(arena);
                     }
-                    self.own = Some(arena);
                     self.sample.touch_ns = self.machine.now_ns() - start;
                 }
                 self.sample.arena = Some(0);
-                self.own.as_mut()
+                let mut own = self.own.iter_mut();
+                (own.next(), own.next())
             }
         };
+        let second = second.filter(|_| self.plan.direction == Direction::Bidirectional);
         self.visit = Some(point.visit);
-        let (Some(arena), Ok(lane)) = (arena, &mut self.lanes[point.cell.column]) else {
+        let (Some(arena), Ok(lane)) = (first, &mut self.lanes[point.cell.column]) else {
             return Err(Fault::Skipped(format!("CPU {cpu} has no arena")));
         };
         self.sample.pinned = Some(arena.buffer.pinned());
         self.sample.page_nodes.clone_from(&arena.page_nodes);
+        if let (Some(seen), Some(second)) = (&mut self.sample.page_nodes, &second) {
+            for (node, pages) in second.page_nodes.iter().flatten() {
+                *seen.entry(*node).or_default() += pages;
+            }
+        }
         let at = point.cell.row * self.plan.devices.len() + point.cell.column;
         let best = self.best.get(&(point.load, point.bytes));
         let best = best.and_then(|best| best.of(point.cell.column, at));
+        let Lane { ends, timer, batches } = lane;
+        let second_host = second.map(|arena| &mut arena.buffer);
         let mut run = PointRun {
             machine: self.machine,
             plan: self.plan,
             sample: &mut self.sample,
-            source: &mut arena.buffer,
-            lane,
+            path: Path { device: ends, host: &mut arena.buffer, second_host },
+            timer,
+            batches,
             check_ns: 0,
         };
-        let result =
-            run.run(point, &Warmup::new(self.plan.warmup, cold), best, self.binding.as_ref());
+        let begun = match &mut self.beside {
+            Some(beside) => beside.begin(point.cell.column, cpu, point.bytes),
+            None => Ok(()),
+        };
+        let result = match begun {
+            Ok(()) => {
+                let warmup = Warmup::new(self.plan.warmup, cold);
+                run.run(point, &warmup, best, self.binding.as_ref())
+            }
+            Err(reason) => Err(Fault::Skipped(reason)),
+        };
         self.accounts.timings.check_ns += run.check_ns;
+        let ended = self.beside.as_mut().map_or(Ok(()), Beside::end);
+        let result = match ended {
+            Err(reason) if result.is_ok() => {
+                Err(Fault::Failed(Error::output("copies at the same time", reason)))
+            }
+            _ => result,
+        };
         if let Err(Fault::Failed(Error::Core(error))) = &result
             && error.kind() == "timeout"
             && !self.machine.has_virtual_time()
@@ -338,19 +380,23 @@ impl<'a> Engine<'a> {
     fn give_up(&mut self, point: &PlannedPoint, node: Option<NodeId>, reason: &str) {
         let reason = format!("the device hung at an earlier point: {reason}");
         let lane = std::mem::replace(&mut self.lanes[point.cell.column], Err(reason));
-        let arena = match self.plan.arena {
-            ArenaPolicy::Core => self.own.take(),
+        let arenas = match self.plan.arena {
+            ArenaPolicy::Core => std::mem::take(&mut self.own),
             ArenaPolicy::Node => {
                 let which = (point.block as usize + point.cell.row) % 2;
-                self.arenas.get_mut(&node).and_then(|pair| {
-                    let size = ByteSize(pair[which].buffer.len() as u64);
+                let both = self.plan.direction == Direction::Bidirectional;
+                let pair = self.arenas.get_mut(&node).into_iter().flatten().enumerate();
+                let used = pair.filter(|(at, _)| both || *at == which);
+                used.filter_map(|(_, arena)| {
+                    let size = ByteSize(arena.buffer.len() as u64);
                     let new = Arena::new(self.machine, size).ok()?;
-                    Some(std::mem::replace(&mut pair[which], new))
+                    Some(std::mem::replace(arena, new))
                 })
+                .collect()
             }
         };
         if let Ok(lane) = lane {
-            self.left.push((lane, arena));
+            self.left.push((lane, arenas));
         }
     }
 
@@ -407,8 +453,7 @@ impl Points for Engine<'_> {
         for id in &plan.devices {
             self.lanes.push(match plan.unusable_devices.get(id) {
                 Some(reason) => Err(reason.clone()),
-                None => Self::lane(machine, *id, size, plan.timeout())
-                    .map_err(|error| error.to_string()),
+                None => Self::lane(machine, *id, size, plan).map_err(|error| error.to_string()),
             });
         }
         if self.lanes.iter().all(Result::is_err) {
@@ -428,6 +473,9 @@ impl Points for Engine<'_> {
             .values()
             .flatten()
             .find_map(|arena| arena.buffer.refused().map(str::to_owned));
+        if plan.concurrent {
+            self.beside = Some(Beside::start(machine, plan, size)?);
+        }
         self.loads = loads_of(machine, &plan.loads, &plan.load_devices(machine), 0)?;
         self.accounts.timings.setup_ns = machine.now_ns() - began;
         Ok(())
@@ -505,8 +553,9 @@ struct PointRun<'a> {
     machine: &'a Machine,
     plan: &'a H2dPlan,
     sample: &'a mut Sample,
-    source: &'a mut HostBuffer,
-    lane: &'a mut Lane,
+    path: Path<'a>,
+    timer: &'a mut Option<EventTimer>,
+    batches: &'a mut BTreeMap<ByteSize, Option<u32>>,
     check_ns: u64,
 }
 
@@ -534,7 +583,7 @@ impl PointRun<'_> {
     fn write_tags(&mut self, tags: Option<&TagPattern>) -> Result<(), Fault> {
         let Some(tags) = tags else { return Ok(()) };
         let start = self.machine.now_ns();
-        self.source.write_tags(tags)?;
+        self.path.write_tags(tags)?;
         self.check_ns += self.machine.now_ns() - start;
         Ok(())
     }
@@ -546,12 +595,11 @@ impl PointRun<'_> {
         best: Option<u64>,
     ) -> Result<(), Fault> {
         let timeout = self.plan.timeout();
-        let (stream, target) = (&self.lane.stream, &mut self.lane.target);
-        let mut transfer = Transfer::to_device(stream, self.source, target, bytes, timeout)?;
+        let mut copies = self.path.prepare(bytes, timeout)?;
         loop {
             let start = self.machine.now_ns();
-            transfer.issue()?;
-            transfer.wait()?;
+            copies.issue(1)?;
+            copies.wait()?;
             self.sample.warmup_ns.push(self.machine.now_ns() - start);
             match warmup.verdict(&self.sample.warmup_ns, best) {
                 Verdict::Again => {}
@@ -566,17 +614,17 @@ impl PointRun<'_> {
 
     fn timed(&mut self, bytes: ByteSize, binding: Option<&Binding>) -> Result<(), Fault> {
         let timeout = self.plan.timeout();
-        let Lane { stream, target, timer, batches } = &mut *self.lane;
-        let stream = &*stream;
-        let mut transfer = Transfer::to_device(stream, self.source, target, bytes, timeout)?;
+        let mut copies = self.path.prepare(bytes, timeout)?;
+        let stream = copies.first.stream();
+        let batches = &mut *self.batches;
         let Sample { iter_ns, host_iter_ns, timer: clock, ran_on, .. } = &mut *self.sample;
         let RanOn::Thread(ran_on) = ran_on else { return Ok(()) };
-        let mut timer = timer.as_mut();
+        let mut timer = self.timer.as_mut();
         if let Some(events) = &mut timer {
             let batch = match batches.get(&bytes) {
                 Some(batch) => *batch,
                 None => {
-                    let found = events.choose(|events| events.time(&mut transfer))?;
+                    let found = events.choose(|events| events.time(&mut copies.first))?;
                     let batch = found.then(|| events.batch());
                     batches.insert(bytes, batch);
                     batch
@@ -595,11 +643,11 @@ impl PointRun<'_> {
             if let Some(timer) = &mut timer {
                 timer.begin(stream)?;
             }
-            transfer.issue_batch(batch)?;
+            copies.issue(batch)?;
             if let Some(timer) = &mut timer {
                 timer.end(stream)?;
             }
-            transfer.wait()?;
+            copies.wait()?;
             let end = self.machine.now_ns();
             match (&timer, host_iter_ns.as_mut()) {
                 (Some(timer), Some(host_ns)) => {
@@ -628,18 +676,17 @@ impl PointRun<'_> {
     fn check(&mut self, tags: Option<&TagPattern>, when: &str) -> Result<(), Fault> {
         let Some(tags) = tags else { return Ok(()) };
         let start = self.machine.now_ns();
-        let arrived = self.lane.target.check_tags(tags)?;
+        let wrong = self.path.wrong_end(tags)?;
         self.check_ns += self.machine.now_ns() - start;
-        if arrived {
+        let Some(end) = wrong else {
             self.sample.check = DataCheck::Ok;
-            Ok(())
-        } else {
-            self.sample.check = DataCheck::Mismatch;
-            Err(Fault::Failed(Error::output(
-                "data check",
-                format!("the destination does not hold what was sent ({when})"),
-            )))
-        }
+            return Ok(());
+        };
+        self.sample.check = DataCheck::Mismatch;
+        Err(Fault::Failed(Error::output(
+            "data check",
+            format!("the destination, {end}, does not hold what was sent ({when})"),
+        )))
     }
 }
 

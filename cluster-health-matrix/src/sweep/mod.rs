@@ -1,5 +1,7 @@
 //! Sweeps: a plan measured on a machine, point by point.
 
+mod beside;
+mod copies;
 mod core_pair;
 mod engine;
 mod h2d;

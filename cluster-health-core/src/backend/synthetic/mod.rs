@@ -48,6 +48,9 @@ struct Content {
 struct State {
     world: World,
     next_handle: u64,
+    next_stream: u64,
+    /// When streams with work end it, on the world's clock: what is on two of them goes on at once.
+    busy_until: HashMap<u64, u64>,
     contents: HashMap<u64, Content>,
     host_buffers: HashMap<u64, HostPlace>,
 }
@@ -83,6 +86,8 @@ impl SyntheticDriver {
         let state = State {
             world: World::new(scenario.clone(), None)?,
             next_handle: 1,
+            next_stream: 0,
+            busy_until: HashMap::new(),
             contents: HashMap::new(),
             host_buffers: HashMap::new(),
         };
@@ -196,13 +201,22 @@ unsafe impl Driver for SyntheticDriver {
         self.state().contents.remove(&memory.handle);
     }
 
-    fn stream_create(&self, device: usize) -> Result<RawStream> {
-        Ok(RawStream(device as u64))
+    fn stream_create(&self, _device: usize) -> Result<RawStream> {
+        let mut state = self.state();
+        state.next_stream += 1;
+        Ok(RawStream(state.next_stream))
     }
 
-    unsafe fn stream_destroy(&self, _stream: RawStream) {}
+    unsafe fn stream_destroy(&self, stream: RawStream) {
+        self.state().busy_until.remove(&stream.0);
+    }
 
-    unsafe fn stream_synchronize(&self, _: usize, _: RawStream, _: Duration) -> Result<()> {
+    unsafe fn stream_synchronize(&self, _: usize, stream: RawStream, _: Duration) -> Result<()> {
+        let mut state = self.state();
+        if let Some(end) = state.busy_until.remove(&stream.0) {
+            let now = state.world.now_ns();
+            state.world.advance(end.saturating_sub(now));
+        }
         Ok(())
     }
 
@@ -216,10 +230,12 @@ unsafe impl Driver for SyntheticDriver {
         unsafe { free_clock_event(event) };
     }
 
-    unsafe fn event_record(&self, event: RawEvent, _stream: RawStream) -> Result<()> {
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        let state = self.state();
+        let end = state.busy_until.get(&stream.0).copied().unwrap_or(0);
         // SAFETY:
         // * Forwarded to the caller.
-        unsafe { stamp_clock_event(event, self.now_ns()) };
+        unsafe { stamp_clock_event(event, end.max(state.world.now_ns())) };
         Ok(())
     }
 
@@ -232,7 +248,7 @@ unsafe impl Driver for SyntheticDriver {
     unsafe fn copy_async(
         &self,
         request: &CopyRequest<'_>,
-        _stream: RawStream,
+        stream: RawStream,
         timeout: Duration,
     ) -> Result<()> {
         let (from, to) = match request.direction {
@@ -244,7 +260,12 @@ unsafe impl Driver for SyntheticDriver {
         if let Some(place) = state.host_buffers.get(&request.host.handle).copied() {
             state.world.use_host_buffer(place.number);
         }
+        let issued = state.world.now_ns();
         let outcome = state.world.copy(device, request.bytes as u64, timeout)?;
+        // The stream is busy from here on, the thread is not.
+        state.world.turn_back(issued);
+        let free = state.busy_until.get(&stream.0).copied().unwrap_or(0);
+        state.busy_until.insert(stream.0, free.max(issued) + outcome.ns);
         match state.contents.get(&from).copied() {
             Some(mut content) => {
                 content.spoilt |= outcome.corrupted;

@@ -319,6 +319,11 @@ impl World {
         self.now_ns = self.now_ns.saturating_add(ns);
     }
 
+    /// Sets the clock back to where a transfer was issued that goes on by itself.
+    pub(super) fn turn_back(&mut self, ns: u64) {
+        self.now_ns = self.now_ns.min(ns);
+    }
+
     fn spend_us(&mut self, us: f64) {
         self.advance(whole_ns(us * 1e3));
     }

@@ -8,7 +8,9 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use cluster_health_core::affinity::parse_id_list;
 use cluster_health_core::{Bandwidth, ByteSize, LoadProfile, Machine, parse_duration};
 use cluster_health_matrix::compare::CompareOptions;
-use cluster_health_matrix::plan::{ArenaPolicy, CheckPolicy, CorePairPlan, H2dPlan, Order};
+use cluster_health_matrix::plan::{
+    ArenaPolicy, CheckPolicy, CorePairPlan, Direction, H2dPlan, Order,
+};
 use cluster_health_matrix::report::ReportOptions;
 use cluster_health_matrix::run::OpenMode;
 use cluster_health_matrix::session::RecordOptions;
@@ -43,7 +45,8 @@ pub(crate) enum Command {
     /// Every present CPU is tried from a thread of its own; the table says online, allowed (by the
     /// cpuset), bindable, NUMA node, package, core, SMT siblings and the reason.
     Affinity(AffinityArgs),
-    /// CPU core × device: bandwidth of host-to-device copies by a thread bound to each core.
+    /// CPU core × device: bandwidth of copies by a thread bound to each core, to the device unless
+    /// --direction says otherwise.
     ///
     /// Every core visits every device and size in randomised blocks. Each point binds, warms up
     /// until two transfers agree, times every iteration on its own and checks that the data
@@ -140,6 +143,27 @@ pub(crate) enum CheckArg {
     Tags,
     Full,
     Off,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DirectionArg {
+    H2d,
+    D2h,
+    Bidirectional,
+}
+
+/// Which copies between host and device.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CopyArgs {
+    /// Which way: to the device, to the host, or one copy each way at once. The rate of both at once
+    /// is that of one direction: bytes of one copy ÷ time until both are done.
+    #[arg(long, env = "CLUSTER_HEALTH_DIRECTION", value_enum, default_value_t = DirectionArg::H2d)]
+    direction: DirectionArg,
+    /// While a device is measured all others of --devices copy, too, each from a CPU of --cpus near
+    /// to it, as in training. Not with --load, nor on a synthetic machine.
+    #[arg(long, env = "CLUSTER_HEALTH_CONCURRENT", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new())]
+    concurrent: bool,
 }
 
 /// Where to measure.
@@ -357,13 +381,26 @@ impl CommonArgs {
 }
 
 impl H2dArgs {
-    pub(crate) fn plan(&self, common: &CommonArgs, machine: &Machine) -> Result<H2dPlan> {
+    /// Copies to one device at a time, unless `copies` says otherwise.
+    pub(crate) fn plan(
+        &self,
+        common: &CommonArgs,
+        copies: Option<&CopyArgs>,
+        machine: &Machine,
+    ) -> Result<H2dPlan> {
         let mut builder = with_common!(H2dPlan::builder(), common).expect(common.expect()?).arena(
             match self.arena {
                 ArenaArg::Node => ArenaPolicy::Node,
                 ArenaArg::Core => ArenaPolicy::Core,
             },
         );
+        if let Some(copies) = copies {
+            builder = builder.concurrent(copies.concurrent).direction(match copies.direction {
+                DirectionArg::H2d => Direction::H2d,
+                DirectionArg::D2h => Direction::D2h,
+                DirectionArg::Bidirectional => Direction::Bidirectional,
+            });
+        }
         if let Some(cpus) = parse_list("--cpus", &self.cpus)? {
             builder = builder.cpus(cpus);
         }
@@ -470,6 +507,8 @@ pub(crate) struct AllArgs {
 #[derive(Debug, Args)]
 pub(crate) struct H2dSweepArgs {
     #[command(flatten)]
+    pub(crate) copies: CopyArgs,
+    #[command(flatten)]
     pub(crate) common: CommonArgs,
     #[command(flatten)]
     pub(crate) h2d: H2dArgs,
@@ -527,6 +566,8 @@ pub(crate) struct PlanArgs {
     /// Which sweep.
     #[arg(long, env = "CLUSTER_HEALTH_SWEEP", value_enum, default_value_t = SweepArg::H2d)]
     pub(crate) sweep: SweepArg,
+    #[command(flatten)]
+    pub(crate) copies: CopyArgs,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
     #[command(flatten)]

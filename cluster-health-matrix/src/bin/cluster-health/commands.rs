@@ -15,7 +15,7 @@ use cluster_health_matrix::environment::Environment;
 use cluster_health_matrix::older::ScanOrder;
 use cluster_health_matrix::older::export::{ExportMeta, export};
 use cluster_health_matrix::older::import::{ImportRequest, SourceFormat, read};
-use cluster_health_matrix::output::first_page;
+use cluster_health_matrix::output::{first_page, markdown};
 use cluster_health_matrix::plan::{CorePairPlan, Cost, H2dPlan, Order, allows_same_device};
 use cluster_health_matrix::report::Report;
 use cluster_health_matrix::run::{
@@ -75,7 +75,7 @@ const ALL_PAIRS_SECONDS: f64 = 180.0;
 
 fn h2d(args: &H2dSweepArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
-    let plan = args.h2d.plan(&args.common, &machine)?;
+    let plan = args.h2d.plan(&args.common, Some(&args.copies), &machine)?;
     let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     if let Some(group) = membership.follower() {
         log!("rank {} has nothing to do: rank 0 measures H2D", group.rank());
@@ -151,7 +151,7 @@ impl Membership {
 fn all(args: &AllArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
     let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
-    let h2d = args.h2d.plan(&args.common, &machine)?;
+    let h2d = args.h2d.plan(&args.common, None, &machine)?;
     let (pair, notes) = pair_of_all(args, &machine, &h2d)?;
     let plan = PlanRecord::of_h2d(h2d).with_core_pair(pair);
     record_run("all", &machine, &plan, membership, notes, &args.folder)
@@ -389,8 +389,10 @@ fn loads(loads: &[LoadProfile]) -> String {
 
 fn describe(plan: &H2dPlan, cost: &Cost) -> String {
     format!(
-        "h2d: {} CPUs × {} devices × {}{} × {} blocks = {} points, about {} at {:.1} GB/s, \
+        "{}{}: {} CPUs × {} devices × {}{} × {} blocks = {} points, about {} at {:.1} GB/s, \
          {} MiB of host and {} MiB of device memory",
+        plan.direction.sweep(),
+        if plan.concurrent { ", all devices at once" } else { "" },
         plan.cpus.len(),
         plan.devices.len(),
         sizes(&plan.sizes),
@@ -430,24 +432,25 @@ fn show(report: &Report, dir: &Path, as_json: bool) {
         }));
     }
     let mut text = format!(
-        "{:<10} {:>8} {:>6} {:>11} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9}\n",
+        "{:<13} {:>8} {:>6} {:>11} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9}\n",
         "sweep", "bytes", "load", "memory", "cells", "min", "p10", "median", "p90", "max"
     );
     for row in &manifest.summary {
         // Writing to a String cannot fail.
         writeln!(
             text,
-            "{:<10} {:>8} {:>6} {:>11} {:>7} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.3}",
+            "{:<13} {:>8} {:>6} {:>11} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9}{}",
             row.sweep.as_str(),
             row.bytes.to_string(),
             row.load,
             row.memory,
             row.count,
-            row.min,
-            row.p10,
-            row.median,
-            row.p90,
-            row.max
+            markdown::rate(row.min),
+            markdown::rate(row.p10),
+            markdown::rate(row.median),
+            markdown::rate(row.p90),
+            markdown::rate(row.max),
+            row.latency_us().map(|us| format!("   {us:.1} µs")).unwrap_or_default()
         )
         .ok();
     }
@@ -584,7 +587,7 @@ fn plan_pairs(args: &PlanArgs, machine: &Machine) -> Result<Done> {
 }
 
 fn plan_h2d(args: &PlanArgs, machine: &Machine) -> Result<Done> {
-    let plan = args.h2d.plan(&args.common, machine)?;
+    let plan = args.h2d.plan(&args.common, Some(&args.copies), machine)?;
     let cost = plan.cost(machine, assumed_rate(machine, plan.largest()));
     let effects = plan.detectable(machine);
     let cells = plan.cpus.len() * plan.devices.len();
