@@ -128,16 +128,14 @@ fn cut(dir: &Path, points: usize) {
 fn a_sweep_goes_on_in_its_direction_only() {
     for direction in ["d2h", "bidirectional"] {
         let place = Place::with_machine(&QUIET.replace("noise = 0\n", "noise = 0.02\n"));
-        let line = format!(
-            "h2d --quiet --backend synthetic:@machine.toml --out @out --warmup 1 \
-                            --sizes 1MiB,4MiB --resume"
-        );
+        let line = "h2d --quiet --backend synthetic:@machine.toml --out @out --warmup 1 \
+                    --sizes 1MiB,4MiB --resume";
         let own = format!("{line} --direction {direction}");
         assert_whole(&place.run(&own));
         let csv = "h2d-4MiB-".to_owned() + direction + ".csv";
         let whole = contents(&place.path("out"))[&csv].clone();
         cut(&place.path("out"), 97);
-        let refused = place.run(&line);
+        let refused = place.run(line);
         assert_eq!(refused.code, Some(2), "{refused:?}");
         assert!(refused.stderr.contains("direction"), "{refused:?}");
         assert_whole(&place.run(&own));
