@@ -17,6 +17,9 @@ use crate::plan::{Direction, H2dPlan};
 /// Beyond the bound of a copy a thread that does not answer is lost.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Page-locking gigabytes takes its time, and `--timeout` is not about that.
+const LONGEST_SET_UP: Duration = Duration::from_secs(120);
+
 /// What a worker is to do at a point.
 #[derive(Debug, Clone, Copy)]
 struct Order {
@@ -104,7 +107,7 @@ impl Beside {
             });
         }
         for worker in &beside.workers {
-            worker.hear(plan.timeout()).map_err(|reason| {
+            worker.hear(plan.timeout().max(LONGEST_SET_UP)).map_err(|reason| {
                 Error::invalid("--concurrent", format!("device {}: {reason}", worker.device))
             })?;
         }
