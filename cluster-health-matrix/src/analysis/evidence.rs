@@ -133,10 +133,10 @@ impl Evidence {
                 let limits = (min_effect, manifest.status == RunStatus::Complete);
                 findings.extend(judge::unconfirmed(table, fits, &unvisited, limits));
                 findings.extend(judge::unsteady(table, fits, &suspects));
-                let detectable = judge::detectable(table, fits, min_effect);
-                findings.extend(judge::underpowered(table, &detectable, min_effect));
+                let powers = judge::powers(table, fits, min_effect);
+                findings.extend(judge::underpowered(table, &powers));
                 findings.extend(artefact::find(&fitted));
-                let power = judge::power(&detectable).into_iter();
+                let power = judge::power(&powers).into_iter();
                 tested.extend(power.map(|line| load::under(line, &table.load)));
             } else {
                 findings.extend(one_block::judge(table, manifest, min_effect));

@@ -752,34 +752,48 @@ pub(crate) fn unsteady(table: &Table, fits: &[Option<Fit>], suspects: &[Suspect]
     findings
 }
 
-/// The smallest slowdown of each kind that the blocks would have shown with 95 % power, logarithm of
-/// the time.
-pub(crate) fn detectable(
-    table: &Table,
-    fits: &[Option<Fit>],
-    min_effect: f64,
-) -> Vec<(String, f64)> {
+/// What the blocks of a table could have shown.
+#[derive(Debug)]
+pub(crate) struct Power {
+    /// Of what.
+    kind: String,
+    is_line: bool,
+    /// The smallest slowdown that shows with 95 % probability, logarithm of the time.
+    least: f64,
+    /// Standard error of one such line or cell.
+    se: f64,
+}
+
+pub(crate) fn powers(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<Power> {
     let Some((size, Some(fit))) = fits.iter().enumerate().rfind(|(_, fit)| fit.is_some()) else {
         return Vec::new();
     };
     let bytes = table.sizes[size];
     let [rows, cols] = table.shape();
-    let mut kinds = Vec::new();
+    let mut powers = Vec::new();
     for (axis, count) in [(0, rows), (1, cols)] {
         if count < 2 {
             continue;
         }
         let levels = axis_levels(table, fit, axis, min_effect);
-        let least = levels.threshold + 1.645 * levels.se;
         let axis = if axis == 0 { &table.rows } else { &table.cols };
-        kinds.push((format!("{} {bytes}, single {}", table.sweep, axis.name), least));
+        powers.push(Power {
+            kind: format!("{} {bytes}, single {}", table.sweep, axis.name),
+            is_line: true,
+            least: levels.threshold + 1.645 * levels.se,
+            se: levels.se,
+        });
     }
     if has_rectangles(table) {
         let se = residuals(table, fit).se;
-        let least = (4.0 * se).max(min_effect) + 1.645 * se;
-        kinds.push((format!("{} {bytes}, single cells", table.sweep), least));
+        powers.push(Power {
+            kind: format!("{} {bytes}, single cells", table.sweep),
+            is_line: false,
+            least: (4.0 * se).max(min_effect) + 1.645 * se,
+            se,
+        });
     }
-    kinds
+    powers
 }
 
 fn percent_slower(effect: f64) -> f64 {
@@ -787,27 +801,23 @@ fn percent_slower(effect: f64) -> f64 {
 }
 
 /// How small an effect of each kind the blocks would have shown.
-pub(crate) fn power(detectable: &[(String, f64)]) -> Vec<String> {
-    detectable
+pub(crate) fn power(powers: &[Power]) -> Vec<String> {
+    powers
         .iter()
-        .map(|(kind, least)| format!("{kind}: slower by {:.1} % or more", percent_slower(*least)))
+        .map(|power| {
+            format!("{}: slower by {:.1} % or more", power.kind, percent_slower(power.least))
+        })
         .collect()
 }
 
-/// Whole rows or columns that are slower by less than this should not go unseen.
+/// Whole rows or columns that are slower by so much must not go unseen because visits vary.
 const WANTED_POWER: f64 = 0.105;
 
-/// A finding when even large effects on whole rows or columns would not have been seen.
-pub(crate) fn underpowered(
-    table: &Table,
-    detectable: &[(String, f64)],
-    min_effect: f64,
-) -> Option<Finding> {
-    let blind: Vec<&(String, f64)> = detectable
+/// A finding when noise would have hidden even large effects on whole rows or columns.
+pub(crate) fn underpowered(table: &Table, powers: &[Power]) -> Option<Finding> {
+    let blind: Vec<&Power> = powers
         .iter()
-        .filter(|(kind, least)| {
-            !kind.ends_with("cells") && *least > WANTED_POWER.max(3.0 * min_effect)
-        })
+        .filter(|power| power.is_line && (2.0 + 1.645) * power.se > WANTED_POWER)
         .collect();
     if blind.is_empty() {
         return None;
@@ -815,15 +825,17 @@ pub(crate) fn underpowered(
     let mut finding = Finding::new(Kind::Underpowered, Some(table.sweep), Some(&table.load));
     finding.facts = blind
         .iter()
-        .map(|(kind, least)| {
-            format!("{kind}: only what is slower by {:.1} % or more shows", percent_slower(*least))
+        .map(|power| {
+            format!(
+                "{}: only what is slower by {:.1} % or more shows; one of them is known to ± {:.1} %",
+                power.kind,
+                percent_slower(power.least),
+                200.0 * power.se
+            )
         })
         .collect();
-    finding.inference = "What is not reported here is not healthy: these visits vary too much, or \
-                         there are too few lines to compare."
-        .to_owned();
-    finding.next =
-        "Quiet the node, add blocks (--repeats) or more CPUs and devices to compare with."
-            .to_owned();
+    finding.inference =
+        "What is not reported here is not healthy: the visits vary too much.".to_owned();
+    finding.next = "Quiet the node, or add blocks (--repeats).".to_owned();
     Some(finding)
 }

@@ -75,7 +75,7 @@ const WIDEST_HEALTHY: f64 = 0.045;
 
 /// Standard deviations of the healthy spread that a line must leave, as it is known from so many.
 fn spread_z(lines: usize) -> f64 {
-    2.6 + 3.0 / lines.max(1) as f64
+    2.6 + 3.0 / lines.max(2) as f64
 }
 
 /// Standard deviation of healthy lines, from their deviations, of which `se` is measuring noise.
