@@ -13,7 +13,7 @@ use crate::observer::Observer;
 use crate::output::first_page;
 use crate::run::{
     FolderLock, MANIFEST, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus,
-    SizesRecord, read_json, write_by_rename, write_json,
+    SizesRecord, write_by_rename, write_json,
 };
 use crate::session::StartRanks;
 use crate::visit::folder::{self, Outcome};
@@ -117,7 +117,7 @@ pub fn read(dir: &Path) -> Result<SizeSweep> {
         let message = "holds no size sweep: the plan is that of another command";
         return Err(Error::format(dir.join(MANIFEST).display().to_string(), message));
     }
-    let mut sweep: SizeSweep = read_json(&dir.join(SIZES_JSON))?;
+    let mut sweep: SizeSweep = folder::read(dir)?;
     sweep.evaluate();
     Ok(sweep)
 }

@@ -9,9 +9,7 @@ use super::output::{VALIDATE_CSV, VALIDATE_JSON, write_csv};
 use super::{LineStatus, Table, ValidatePlan, markdown, measure};
 use crate::error::{Error, Result};
 use crate::observer::Observer;
-use crate::run::{
-    FolderLock, MANIFEST, Manifest, OpenMode, PlanRecord, read_json, write_by_rename,
-};
+use crate::run::{FolderLock, MANIFEST, Manifest, OpenMode, PlanRecord, write_by_rename};
 use crate::session::StartRanks;
 use crate::visit::folder::{self, Outcome};
 
@@ -41,7 +39,7 @@ pub fn record(
     let table = folder::record(machine, manifest, ranks, dir, mode, |group| {
         measure::lead(machine, plan, group, observer)
     })?;
-    table.map_or_else(|| read_json(&dir.join(VALIDATE_JSON)), Ok)
+    table.map_or_else(|| folder::read(dir), Ok)
 }
 
 impl Outcome for Table {
@@ -83,7 +81,7 @@ pub fn rewrite(dir: &Path) -> Result<Table> {
         let message = "the plan is that of another command";
         return Err(Error::format(dir.join(MANIFEST).display().to_string(), message));
     }
-    let table: Table = read_json(&dir.join(VALIDATE_JSON))?;
+    let table: Table = folder::read(dir)?;
     table.write_outputs(dir, &manifest)?;
     Ok(table)
 }

@@ -7,12 +7,14 @@ use std::time::Instant;
 use cluster_health_core::Machine;
 use cluster_health_core::rank::RankGroup;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::environment::Environment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::output::first_page;
 use crate::run::{
-    Manifest, OpenMode, Opened, RunFolder, RunStatus, Segment, utc_now, write_by_rename, write_json,
+    Manifest, OpenMode, Opened, RunFolder, RunStatus, Segment, read_json, utc_now, write_by_rename,
+    write_json,
 };
 use crate::session::StartRanks;
 
@@ -77,6 +79,20 @@ pub(crate) fn record<T: Outcome>(
     let outcome = result?;
     outcome.write_outputs(dir, &manifest)?;
     Ok(Some(outcome))
+}
+
+/// Reads what [`record`] wrote.
+///
+/// # Errors
+/// When it is missing or cannot be read.
+pub(crate) fn read<T: Outcome + DeserializeOwned>(dir: &Path) -> Result<T> {
+    let path = dir.join(T::FILE);
+    if !path.exists() {
+        let message = "is missing: the run ended before its results were written; measure it again \
+                       with --resume";
+        return Err(Error::format(path.display().to_string(), message));
+    }
+    read_json(&path)
 }
 
 /// Writes `report.md`: the title, the notes of the run, and `body`.

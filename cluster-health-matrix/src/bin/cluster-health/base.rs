@@ -173,6 +173,12 @@ fn measured<T>(
     result.map(ControlFlow::Continue)
 }
 
+fn tell_interrupted(complete: bool) {
+    if !complete {
+        log!("interrupted: not everything was measured; --resume begins anew");
+    }
+}
+
 pub(crate) fn validate(args: &ValidateArgs) -> Result<Done> {
     let machine = args.few.backend.machine()?;
     let plan = args.plan(&machine)?;
@@ -194,6 +200,7 @@ pub(crate) fn validate(args: &ValidateArgs) -> Result<Done> {
         return Err(Error::output("nothing could be measured", reason.unwrap_or_default()));
     }
     show_table(&table, output.json);
+    tell_interrupted(table.complete);
     let whole = table.complete && table.count(LineStatus::Failed) == 0;
     Ok(if whole { Done::Clean } else { Done::Wanting })
 }
@@ -310,6 +317,7 @@ pub(crate) fn sizes(args: &SizesArgs) -> Result<Done> {
         return Err(Error::output("nothing could be measured", reasons.unwrap_or_default()));
     }
     show_sizes(&sweep, output.json);
+    tell_interrupted(sweep.complete);
     let whole = sweep.complete && !sweep.series.iter().any(Series::has_failures);
     Ok(if whole { Done::Clean } else { Done::Wanting })
 }
