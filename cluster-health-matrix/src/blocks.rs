@@ -4,6 +4,7 @@ use cluster_health_core::ByteSize;
 use ndarray::Array3;
 
 use crate::samples::Sample;
+use crate::stats::median_ns;
 
 /// One copy (or all-gather) of a size outside the matrix that identifies the fixed cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,11 +67,4 @@ impl Blocks {
     pub fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
-}
-
-/// Median of times; NaN when there are none.
-fn median_ns(times: &[u64]) -> f64 {
-    #[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
-    let mut times: Vec<f64> = times.iter().map(|&time| time as f64).collect();
-    crate::stats::median(&mut times)
 }

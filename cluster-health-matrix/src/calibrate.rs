@@ -160,11 +160,11 @@ pub struct LoadDelta {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct AlphaBeta {
-    /// Fixed cost; NaN (null) when it is not identified.
+    /// Fixed cost α, microseconds; NaN (null) when it is not identified.
     pub alpha_us: f64,
     /// Its standard error; NaN (null) with one block.
     pub alpha_se_us: f64,
-    /// Asymptotic rate; NaN (null) when time does not grow with bytes.
+    /// Asymptotic rate β, decimal GB/s; NaN (null) when time does not grow with bytes.
     pub beta_gbps: f64,
     /// Its standard error; NaN (null) with one block.
     pub beta_se_gbps: f64,
@@ -181,6 +181,17 @@ pub struct AlphaBeta {
     /// What limits the fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+}
+
+impl AlphaBeta {
+    /// Takes α from the fit to host times: events hide the submission, which is part of it.
+    pub(crate) fn take_alpha(&mut self, host: &Self) {
+        self.alpha_us = host.alpha_us;
+        self.alpha_se_us = host.alpha_se_us;
+        self.alpha_identified = host.alpha_identified;
+        let told = self.note.take().map(|note| note + "; ").unwrap_or_default();
+        self.note = Some(told + "alpha by the host clock, beta by device events");
+    }
 }
 
 /// Cost of copies from a class of cores to a device.
@@ -358,9 +369,8 @@ fn times(
     Times { sizes, blocks: count, ns }
 }
 
-#[allow(clippy::cast_precision_loss, reason = "sizes stay far below 2^53")]
 fn bytes_f64(bytes: ByteSize) -> f64 {
-    bytes.bytes() as f64
+    crate::stats::to_f64(bytes.bytes())
 }
 
 impl Times {
@@ -472,11 +482,7 @@ fn fits(
         .map(|class| {
             let mut found = by_matrix.fit(class)?;
             if let Some(host) = by_host.as_mut().and_then(|host| host.fit(class)) {
-                found.alpha_us = host.alpha_us;
-                found.alpha_se_us = host.alpha_se_us;
-                found.alpha_identified = host.alpha_identified;
-                let told = found.note.take().map(|note| note + "; ").unwrap_or_default();
-                found.note = Some(told + "alpha by the host clock, beta by device events");
+                found.take_alpha(&host);
             }
             Some(found)
         })

@@ -12,7 +12,7 @@ use crate::blocks::Blocks;
 use crate::matrix::{Axis, CellStatus, Matrix, Memory};
 use crate::plan::H2dPlan;
 use crate::samples::{PointStatus, Sample, Sweep};
-use crate::stats::{median, quantile_sorted};
+use crate::stats::{SD_OF_MAD, median, quantile_sorted, to_f64};
 
 /// Row and column axes of an H2D plan, with the NUMA nodes that the callbacks tell.
 pub(crate) fn axes_of_plan(
@@ -286,7 +286,7 @@ fn mad_factor(count: usize) -> f64 {
             n / (n - 0.8)
         }
     };
-    1.4826 * correction
+    SD_OF_MAD * correction
 }
 
 pub(crate) fn relative_mad(values: &mut [f64], center: f64) -> f64 {
@@ -317,11 +317,6 @@ fn student_95(degrees: usize) -> f64 {
         2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
     ];
     TABLE.get(degrees.saturating_sub(1)).copied().unwrap_or(1.96)
-}
-
-#[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
-fn to_f64(value: u64) -> f64 {
-    value as f64
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ use crate::matrix::{Axis, Matrix};
 use crate::report::Report;
 use crate::run::{AffinityFile, SCHEMA_VERSION};
 use crate::samples::Sweep;
-use crate::stats::median;
-use crate::student::{Contrast, robust_deviation, to_f64, two_sided_quantile};
+use crate::stats::{median, robust_sd};
+use crate::student::{Contrast, to_f64, two_sided_quantile};
 
 /// Name of the file.
 pub const PLACEMENT: &str = "placement.json";
@@ -402,9 +402,10 @@ fn avoid(
     let mut slow = vec![0_usize; table.estimates.len()];
     for block in &table.blocks {
         let deviations = deviations(block);
-        let mut known: Vec<f64> =
+        let known: Vec<f64> =
             deviations.iter().copied().filter(|value| value.is_finite()).collect();
-        let lowest = (limit * robust_deviation(&mut known)).max(SMALLEST);
+        let spread = robust_sd(&known, median(&mut known.clone()));
+        let lowest = (limit * spread).max(SMALLEST);
         for (slow, deviation) in slow.iter_mut().zip(&deviations) {
             *slow += usize::from(*deviation < -lowest);
         }

@@ -23,9 +23,50 @@ pub fn quantile_sorted(sorted: &[f64], q: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * fraction
 }
 
-/// Median of values in any order; NaN when there are none.
+/// Quantile `q` of values in any order, which are reordered, type 7; NaN when there are none.
+pub(crate) fn quantile(values: &mut [f64], q: f64) -> f64 {
+    let Some(last) = values.len().checked_sub(1) else { return f64::NAN };
+    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+    let position = q.clamp(0.0, 1.0) * last as f64;
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 <= position <= last"
+    )]
+    let below = position.floor() as usize;
+    let (_, low, rest) = values.select_nth_unstable_by(below, f64::total_cmp);
+    let low = *low;
+    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+    let fraction = position - below as f64;
+    if fraction <= 0.0 {
+        return low;
+    }
+    let high = rest.iter().copied().min_by(f64::total_cmp).unwrap_or(low);
+    low + (high - low) * fraction
+}
+
+/// Median of values in any order, which are reordered; NaN when there are none.
 #[must_use]
 pub fn median(values: &mut [f64]) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    quantile_sorted(values, 0.5)
+    quantile(values, 0.5)
+}
+
+/// Median of times; NaN when there are none.
+pub(crate) fn median_ns(times: &[u64]) -> f64 {
+    median(&mut times.iter().map(|ns| to_f64(*ns)).collect::<Vec<_>>())
+}
+
+/// Median absolute deviation of normal values × this = their standard deviation.
+pub(crate) const SD_OF_MAD: f64 = 1.4826;
+
+/// Robust standard deviation: 1.4826 × the median absolute deviation from `center`.
+pub(crate) fn robust_sd(values: &[f64], center: f64) -> f64 {
+    let mut deviations: Vec<f64> = values.iter().map(|value| (value - center).abs()).collect();
+    SD_OF_MAD * median(&mut deviations)
+}
+
+/// A time or a size as a number.
+#[allow(clippy::cast_precision_loss, reason = "times and sizes stay far below 2^53")]
+pub(crate) fn to_f64(value: u64) -> f64 {
+    value as f64
 }

@@ -1,7 +1,5 @@
 //! Student's t, two-sample and paired contrasts, and Holm's procedure.
 
-use crate::stats::median;
-
 /// Logarithm of the gamma function for `x` > 0: recurrence up to 10, then Stirling's series
 /// (relative error below 1e-10 there).
 fn ln_gamma(mut x: f64) -> f64 {
@@ -173,15 +171,6 @@ pub(crate) fn holm(p: &[f64], level: f64) -> Vec<bool> {
         rejected[index] = true;
     }
     rejected
-}
-
-/// 1.4826 × the median distance from the median: the standard deviation of normal values.
-pub(crate) fn robust_deviation(values: &mut [f64]) -> f64 {
-    let center = median(values);
-    for value in values.iter_mut() {
-        *value = (*value - center).abs();
-    }
-    1.4826 * median(values)
 }
 
 /// A count as a number.

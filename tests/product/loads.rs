@@ -43,6 +43,10 @@ fn every_cell_is_measured_under_every_load_with_files_of_its_own() {
     assert_eq!(of("cpu:1:stream", "kind"), "stream");
     // Nothing burns in virtual time, and nothing is claimed to.
     assert!(records.values().all(|record| record["utilisation"].is_null()));
+    // What a load does to all cells is told of loads; it is no effect that would have been found.
+    let report = std::fs::read_to_string(folder.dir.join("report.md")).unwrap();
+    let at = |text: &str| report.find(text).unwrap_or_else(|| panic!("{text}: {report}"));
+    assert!(at("### 4. ") < at("h2d under cpu:2: × 1.000 of the idle machine's rate"));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Costs per transfer that begin at some time: added to every size alike, they change every ratio,
 //! and must be taken out of the times before ratios are compared.
 
-use super::fit::{Fit, middle};
+use super::fit::Fit;
 use super::table::Table;
+use crate::stats::median;
 
 /// From `seq` on every transfer (to the device, if one is named) took `ns` longer.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +83,7 @@ fn shift(
     if early.len() < 2 || late.len() < 2 {
         return None;
     }
-    Some(middle(&mut late).exp() - middle(&mut early).exp())
+    Some(median(&mut late).exp() - median(&mut early).exp())
 }
 
 fn shift_of_probes(
@@ -102,7 +103,7 @@ fn shift_of_probes(
     if early.len() < 3 || late.len() < 3 {
         return None;
     }
-    Some(middle(&mut late).exp() - middle(&mut early).exp())
+    Some(median(&mut late).exp() - median(&mut early).exp())
 }
 
 /// Takes the costs out of the times.

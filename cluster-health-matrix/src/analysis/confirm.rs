@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::fit::{Fit, middle, robust_sd};
+use super::fit::Fit;
 use super::suspect::{Shape, Suspect, axis_levels};
 use super::table::{Kinship, Obs, Table};
 use crate::schedule::{Cell, Random};
+use crate::stats::{median, robust_sd};
 
 /// Fresh visits of every suspect.
 pub(crate) const ROUNDS: usize = 6;
@@ -227,12 +228,7 @@ impl SizeView<'_> {
                 let obs = &table.obs[fit.which[place as usize] as usize];
                 let round = wanted(obs)?;
                 let (row, col) = (usize::from(obs.row), usize::from(obs.col));
-                let steps: f64 = fit
-                    .steps
-                    .iter()
-                    .filter(|step| step.col == col && obs.seq >= step.seq)
-                    .map(|step| step.delta)
-                    .sum();
+                let steps = fit.steps(col, obs.seq);
                 let class = fit.class[table.kinship(row, col) as usize];
                 Some(Point {
                     row,
@@ -307,9 +303,9 @@ impl SizeView<'_> {
         let best = stretches
             .iter_mut()
             .filter(|stretch| stretch.len() >= least.max(1))
-            .map(|stretch| middle(stretch))
+            .map(|stretch| median(stretch))
             .fold(f64::INFINITY, f64::min);
-        let now = if confirming.is_empty() { 0.0 } else { middle(&mut confirming) };
+        let now = if confirming.is_empty() { 0.0 } else { median(&mut confirming) };
         let best = if best.is_finite() { best.min(now) } else { now };
         // Less than a few percent is noise of the fit.
         let best = if now - best < 0.03 { now } else { best };
@@ -334,7 +330,7 @@ impl SizeView<'_> {
                     })
                     .map(|point| point.level - point.time - self.fit.row[point.row])
                     .collect();
-                levels.len() < 4 || middle(&mut levels) > 0.4 * effect
+                levels.len() < 4 || median(&mut levels) > 0.4 * effect
             };
             members.iter().copied().filter(keeps).collect()
         };
@@ -386,7 +382,7 @@ impl SizeView<'_> {
             }
             // Points of one visit share its level, which cancels against the others of it.
             let level =
-                if by_visit && others.len() >= 3 { middle(&mut others.clone()) } else { 0.0 };
+                if by_visit && others.len() >= 3 { median(&mut others.clone()) } else { 0.0 };
             if by_visit {
                 controls.extend(others.iter().map(|value| value - level));
                 for point in usable.iter().filter(|point| inside(point)) {
@@ -411,18 +407,18 @@ impl SizeView<'_> {
                     .map(|point| point.level - point.time)
                     .collect();
                 if !values.is_empty() {
-                    members.push((visit[0].round, middle(&mut values.clone())));
+                    members.push((visit[0].round, median(&mut values.clone())));
                     units += 1;
                 }
                 if !others.is_empty() {
-                    controls.push(middle(&mut others.clone()));
+                    controls.push(median(&mut others.clone()));
                 }
             }
         }
         if members.is_empty() || controls.len() < 2 {
             return None;
         }
-        let offset = middle(&mut controls.clone());
+        let offset = median(&mut controls.clone());
         let sd = robust_sd(&controls, offset);
         let per_round: Vec<f64> = (0..ROUNDS)
             .filter_map(|round| {
@@ -431,7 +427,7 @@ impl SizeView<'_> {
                     .filter(|(own, _)| *own == round)
                     .map(|(_, value)| value - offset)
                     .collect();
-                (!values.is_empty()).then(|| middle(&mut values))
+                (!values.is_empty()).then(|| median(&mut values))
             })
             .collect();
         self.combine(shape, per_round, (sd, units, controls.len()), control_lines.len())

@@ -1,5 +1,7 @@
 //! Findings and verdict: the content of `diagnose --json`.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::run::SCHEMA_VERSION;
@@ -230,7 +232,7 @@ pub struct Diagnosis {
     pub verdict: Verdict,
     /// The most important first.
     pub findings: Vec<Finding>,
-    /// What was tested and how small an effect it would have shown.
+    /// What was tested and how small an effect it would have shown, and what loads do to all cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tested: Vec<String>,
     /// What was not.
@@ -288,4 +290,20 @@ fn class(kind: Kind) -> u8 {
         kind if kind.is_undecided() => 2,
         _ => 1,
     }
+}
+
+/// Names in a fact.
+pub(super) const MOST_NAMES: usize = 16;
+
+/// Ids in order, each once.
+pub(super) fn sorted(ids: impl IntoIterator<Item = u32>) -> Vec<u32> {
+    ids.into_iter().collect::<BTreeSet<u32>>().into_iter().collect()
+}
+
+/// The first ids of a list that may be long.
+pub(super) fn names(ids: impl IntoIterator<Item = u32>) -> String {
+    let ids = sorted(ids);
+    let shown: Vec<String> = ids.iter().take(MOST_NAMES).map(ToString::to_string).collect();
+    let more = if ids.len() > shown.len() { ",…" } else { "" };
+    format!("{}{more}", shown.join(","))
 }

@@ -6,6 +6,7 @@
 //! orders make independent of the cells.
 
 use super::table::{Kinship, Table};
+use crate::stats::{median, quantile, robust_sd};
 
 /// From this time on (in order of measurement) a device's time changed by `delta` (logarithm).
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +40,14 @@ pub(crate) struct Fit {
     pub(crate) visit_sd: f64,
 }
 
+impl Fit {
+    /// What the steps of device `col` until `seq` come to.
+    pub(crate) fn steps(&self, col: usize, seq: u32) -> f64 {
+        let steps = self.steps.iter().filter(|step| step.col == col && seq >= step.seq);
+        steps.map(|step| step.delta).sum()
+    }
+}
+
 /// Rounds of backfitting.
 const ROUNDS: usize = 5;
 
@@ -49,36 +58,6 @@ fn fast_quantile(count: usize) -> f64 {
         3..=4 => 0.25,
         _ => 0.35,
     }
-}
-
-/// Quantile of values in any order, linear between them; NaN of none.
-pub(crate) fn quantile(values: &mut [f64], q: f64) -> f64 {
-    let Some(last) = values.len().checked_sub(1) else { return f64::NAN };
-    let position = q * last as f64;
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "0 <= position <= last"
-    )]
-    let below = position.floor() as usize;
-    let (_, low, rest) = values.select_nth_unstable_by(below, f64::total_cmp);
-    let low = *low;
-    let fraction = position - below as f64;
-    if fraction <= 0.0 {
-        return low;
-    }
-    let high = rest.iter().copied().fold(f64::INFINITY, f64::min);
-    low + (high - low) * fraction
-}
-
-pub(crate) fn middle(values: &mut [f64]) -> f64 {
-    quantile(values, 0.5)
-}
-
-/// Robust standard deviation: 1.4826 × the median absolute deviation from `center`.
-pub(crate) fn robust_sd(values: &[f64], center: f64) -> f64 {
-    let mut deviations: Vec<f64> = values.iter().map(|value| (value - center).abs()).collect();
-    1.4826 * middle(&mut deviations)
 }
 
 /// Positions of members of each group, one after another.
@@ -167,18 +146,13 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
     let mut scratch = Vec::new();
     let ln: Vec<f64> = (0..count).map(|at| f64::from(obs(at).ln)).collect();
     scratch.extend(by_row.members.iter().map(|&at| ln[at as usize]));
-    fit.mu = middle(&mut scratch);
+    fit.mu = median(&mut scratch);
     let mut rest = vec![0.0; which.len()];
     // What is left of each point; updated after each step.
     let update = |fit: &Fit, rest: &mut Vec<f64>| {
         for at in 0..count {
             let (place, obs) = (at as usize, obs(at));
-            let steps: f64 = fit
-                .steps
-                .iter()
-                .filter(|step| step.col == usize::from(obs.col) && obs.seq >= step.seq)
-                .map(|step| step.delta)
-                .sum();
+            let steps = fit.steps(usize::from(obs.col), obs.seq);
             rest[place] = ln[place]
                 - fit.mu
                 - fit.row[usize::from(obs.row)]
@@ -236,7 +210,7 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
             } else {
                 let mut levels =
                     visit_levels(members, &rest, |at| obs(at).visit, level_quantile(cols));
-                *level += middle(&mut levels);
+                *level += median(&mut levels);
             }
         }
         fit.mu += center(&mut fit.row, |row| !by_row.of(row).is_empty());
@@ -245,7 +219,7 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
             scratch.clear();
             scratch.extend(members.iter().map(|&at| rest[at as usize]));
             if !scratch.is_empty() {
-                fit.class[class as usize] += middle(&mut scratch);
+                fit.class[class as usize] += median(&mut scratch);
             }
         }
         // Not before rows and time are known from each other.
@@ -257,7 +231,7 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
                 if at == count || obs(at).visit != obs(start).visit {
                     let visit = &mut rest[start as usize..at as usize];
                     if visit.len() >= 4 {
-                        let level = middle(&mut visit.to_vec());
+                        let level = median(&mut visit.to_vec());
                         visit.iter_mut().for_each(|rest| *rest -= level);
                     }
                     start = at;
@@ -268,7 +242,7 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
     }
     update(&fit, &mut rest);
     let blocks: Vec<f64> = by_row.members.iter().map(|&at| rest[at as usize]).collect();
-    fit.point_sd = robust_sd(&blocks, middle(&mut blocks.clone()));
+    fit.point_sd = robust_sd(&blocks, median(&mut blocks.clone()));
     fit.visit_sd = if is_pair {
         fit.point_sd
     } else {
@@ -293,7 +267,7 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
 fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
     let mut present: Vec<f64> =
         (0..levels.len()).filter(|&at| has_members(at)).map(|at| levels[at]).collect();
-    let shift = middle(&mut present);
+    let shift = median(&mut present);
     if shift.is_nan() {
         return 0.0;
     }
@@ -361,7 +335,7 @@ fn smooth(levels: &[f64], with_trend: bool) -> (Vec<f64>, Vec<usize>) {
         let from = at.saturating_sub(NEAR).min(count - 2 * NEAR - 1);
         near.clear();
         near.extend((from..=from + 2 * NEAR).filter(|other| *other != at).map(|at| around[at]));
-        let level = middle(&mut near);
+        let level = median(&mut near);
         time[at] += trend[at] + if level.abs() > least { level } else { 0.0 };
     }
     (time, cuts)
@@ -381,7 +355,7 @@ fn segments(levels: &[f64], time: &mut [f64], first: usize, most: usize, cuts: &
             segments(&levels[at..], after, first + at, most - 1, cuts);
         }
         None => {
-            let level = middle(&mut levels.to_vec());
+            let level = median(&mut levels.to_vec());
             time.iter_mut().for_each(|time| *time += level);
         }
     }
@@ -398,7 +372,7 @@ fn trend(levels: &[f64]) -> Vec<f64> {
         .map(|at| {
             window.clear();
             window.extend_from_slice(&levels[at.saturating_sub(half)..(at + half + 1).min(count)]);
-            (at, middle(&mut window))
+            (at, median(&mut window))
         })
         .collect();
     (0..count)
@@ -449,7 +423,7 @@ pub(crate) fn step_above(values: &[f64], shortest: usize, least_z: f64) -> Optio
     // From differences of neighbours, which a step hardly touches.
     let differences: Vec<f64> = values.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let sd = (robust_sd(&differences, 0.0) / std::f64::consts::SQRT_2).max(1e-6);
-    let center = middle(&mut values.to_vec());
+    let center = median(&mut values.to_vec());
     let spread = robust_sd(values, center).max(sd);
     let clip = |value: f64| (value - center).clamp(-4.0 * spread, 4.0 * spread);
     let total: f64 = values.iter().map(|&value| clip(value)).sum();
@@ -471,6 +445,6 @@ pub(crate) fn step_above(values: &[f64], shortest: usize, least_z: f64) -> Optio
     if z < least_z {
         return None;
     }
-    let delta = middle(&mut values[at..].to_vec()) - middle(&mut values[..at].to_vec());
+    let delta = median(&mut values[at..].to_vec()) - median(&mut values[..at].to_vec());
     (delta.abs() > LEAST_STEP && delta.abs() > 1.5 * sd).then_some((at, delta))
 }

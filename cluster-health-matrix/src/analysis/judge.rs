@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cluster_health_core::ByteSize;
 
 use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
-use super::finding::{Effect, Finding, Kind, Replicates};
+use super::finding::{Effect, Finding, Kind, Replicates, names, sorted};
 use super::fit::{self, Fit};
 use super::suspect::{
     Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals, rests,
@@ -271,8 +271,8 @@ fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool 
         .map(|(obs, time)| f64::from(obs.ln) - fit.mu - fit.row[usize::from(obs.row)] - time)
         .collect();
     let Some((at, delta)) = fit::step_above(&levels, 3, 4.5) else { return false };
-    let before = fit::middle(&mut levels[..at].to_vec());
-    let after = fit::middle(&mut levels[at..].to_vec());
+    let before = crate::stats::median(&mut levels[..at].to_vec());
+    let after = crate::stats::median(&mut levels[at..].to_vec());
     delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
 }
 
@@ -513,10 +513,7 @@ pub(crate) fn growth(by_size: &[(ByteSize, Estimate)]) -> (Option<bool>, Option<
 }
 
 fn ids(axis: &crate::matrix::Axis, positions: impl IntoIterator<Item = usize>) -> Vec<u32> {
-    let mut ids: Vec<u32> = positions.into_iter().map(|at| axis.ids[at]).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    ids
+    sorted(positions.into_iter().map(|at| axis.ids[at]))
 }
 
 /// Kind and members of a group.
@@ -660,10 +657,7 @@ pub(crate) fn unconfirmed(
 
 fn name(table: &Table, shape: &Shape) -> String {
     let list = |axis: &crate::matrix::Axis, members: &[usize]| {
-        let ids = ids(axis, members.iter().copied());
-        let shown: Vec<String> = ids.iter().take(16).map(ToString::to_string).collect();
-        let more = if ids.len() > 16 { ",…" } else { "" };
-        format!("{} {}{more}", axis.name, shown.join(","))
+        format!("{} {}", axis.name, names(members.iter().map(|&at| axis.ids[at])))
     };
     match shape {
         Shape::Lines { axis: 0, members, .. } => list(&table.rows, members),
@@ -715,7 +709,7 @@ pub(crate) fn unsteady(table: &Table, fits: &[Option<Fit>], suspects: &[Suspect]
     let mut findings = Vec::new();
     for ((counts, visits), axis) in counts.iter().zip(&visits).zip([&table.rows, &table.cols]) {
         let share = |&(all, slow): &(u32, u32)| f64::from(slow) / f64::from(all.max(1));
-        let usual = fit::middle(&mut counts.iter().map(share).collect::<Vec<f64>>());
+        let usual = crate::stats::median(&mut counts.iter().map(share).collect::<Vec<f64>>());
         let limit = UNSTEADY_SHARE.max(4.0 * usual);
         let unsteady: Vec<usize> = (0..counts.len())
             .filter(|&line| {

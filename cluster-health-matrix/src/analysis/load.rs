@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, HashMap};
 use cluster_health_core::load::LoadProfile;
 
 use super::finding::{Effect, Finding, Kind};
-use super::fit::middle;
 use super::judge::{self, effect_of};
 use super::table::{Obs, Table};
 use super::{Fitted, suspect};
 use crate::run::Manifest;
 use crate::samples::{Phase, Sweep};
 use crate::schedule::Cell;
+use crate::stats::median;
 
 /// The profile that the others are compared with.
 const IDLE: &str = "idle";
@@ -49,7 +49,7 @@ fn relative(idle: &Table, loaded: &Table) -> Table {
         .map(|size| {
             let times =
                 idle.obs.iter().filter(|obs| obs.is_block() && usize::from(obs.size) == size);
-            middle(&mut times.map(|obs| f64::from(obs.ln)).collect::<Vec<f64>>())
+            median(&mut times.map(|obs| f64::from(obs.ln)).collect::<Vec<f64>>())
         })
         .collect();
     let mut table = loaded.empty();
@@ -124,6 +124,12 @@ pub(super) fn compare(
         }));
     }
     loads
+}
+
+/// Whether a line of [`Diagnosis::tested`](super::Diagnosis::tested) says what a load does to all
+/// cells, not what would have been found.
+pub(crate) fn is_comparison(line: &str) -> bool {
+    line.contains(" of the idle machine's rate (")
 }
 
 /// A line that names the load which it is about, unless that is none.

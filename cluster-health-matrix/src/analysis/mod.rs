@@ -17,6 +17,7 @@ use std::path::Path;
 
 pub(crate) use evidence::{Axes, Evidence};
 pub use finding::{Diagnosis, Effect, Finding, Kind, Replicates, Verdict};
+pub(crate) use load::is_comparison;
 pub(crate) use table::Table;
 
 use crate::error::Result;

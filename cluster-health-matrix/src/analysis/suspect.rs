@@ -5,8 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use super::fit::{Fit, Groups, middle, quantile, robust_sd};
+use super::fit::{Fit, Groups};
 use super::table::{Kinship, Table};
+use crate::stats::{median, quantile, robust_sd};
 
 /// What a suspicion or a finding covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,7 +164,7 @@ fn node_effects(
         return Vec::new();
     }
     let median_of = |members: &[usize], level: &[f64]| {
-        middle(&mut members.iter().map(|&at| level[at]).collect::<Vec<f64>>())
+        median(&mut members.iter().map(|&at| level[at]).collect::<Vec<f64>>())
     };
     let mut found = Vec::new();
     // The strongest first: it must not be part of what the others are compared with.
@@ -244,12 +245,7 @@ pub(crate) fn rests(table: &Table, fit: &Fit) -> Vec<f32> {
         .map(|(&at, &time)| {
             let obs = &table.obs[at as usize];
             let (row, col) = (usize::from(obs.row), usize::from(obs.col));
-            let steps: f64 = fit
-                .steps
-                .iter()
-                .filter(|step| step.col == col && obs.seq >= step.seq)
-                .map(|step| step.delta)
-                .sum();
+            let steps = fit.steps(col, obs.seq);
             let class = fit.class[table.kinship(row, col) as usize];
             #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
             let rest =
@@ -266,7 +262,7 @@ pub(crate) fn rests(table: &Table, fit: &Fit) -> Vec<f32> {
                 if points.len() >= OWN_LEVEL_COLS {
                     let mut values: Vec<f64> = points.iter().map(|&rest| f64::from(rest)).collect();
                     #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
-                    let level = middle(&mut values) as f32;
+                    let level = median(&mut values) as f32;
                     points.iter_mut().for_each(|rest| *rest -= level);
                 }
                 start = at;
@@ -300,7 +296,7 @@ pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
             let differences = scratch.windows(2).map(|pair| pair[1] - pair[0]);
             deviations.extend(differences.map(|difference| difference / std::f64::consts::SQRT_2));
             #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
-            let center = middle(&mut scratch) as f32;
+            let center = median(&mut scratch) as f32;
             center
         })
         .collect();
@@ -308,7 +304,7 @@ pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
     // With one block the cells themselves tell, if most of them are healthy.
     let mut present: Vec<f64> =
         values.iter().filter(|value| value.is_finite()).map(|&value| f64::from(value)).collect();
-    let center = middle(&mut present);
+    let center = median(&mut present);
     #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
     values.iter_mut().for_each(|value| *value -= center as f32);
     let sd = if deviations.is_empty() {

@@ -6,10 +6,11 @@
 //! * **Unit.** A block. Each block gives one value per class of cells: the mean over its cells of
 //!   the logarithm of the rate against a reference that both runs share (the middle of their two
 //!   estimates of the cell), single cells limited to ± 5 noise deviations around their own run's
-//!   estimate (not where single CPUs and cells are tested). What disturbs many cells of a block at once, drift included, is thus part of the
-//!   variation between blocks, from which all intervals come: Welch's interval for the difference
-//!   of the block means of two runs. With fewer than two blocks on a side the units are eighths of
-//!   the rows, paired; classes of rows then have no interval, because row and time are one.
+//!   estimate (not where single CPUs and cells are tested). What disturbs many cells of a block at
+//!   once, drift included, is thus part of the variation between blocks, from which all intervals
+//!   come: Welch's interval for the difference of the block means of two runs. With fewer than two
+//!   blocks on a side the units are eighths of the rows, paired; classes of rows then have no
+//!   interval, because row and time are one.
 //! * **Classes.** Devices, NUMA nodes, kinds of pairs, CPUs. A class is tested against the median
 //!   class of its axis in the same block (of two classes: against the other one), which removes
 //!   what a whole block has in common; its variance is shared with that of the other classes of the
@@ -45,10 +46,8 @@ use crate::matrix::{Axis, Matrix, Memory};
 use crate::report::Report;
 use crate::run::{RunStatus, SCHEMA_VERSION};
 use crate::samples::Sweep;
-use crate::stats::median;
-use crate::student::{
-    Contrast, Spread, holm, mean_and_spread, robust_deviation, to_f64, two_sided_p,
-};
+use crate::stats::{median, robust_sd};
+use crate::student::{Contrast, Spread, holm, mean_and_spread, to_f64, two_sided_p};
 pub use pod::{NodeClass, NodeMatrix, NodeRow, PodMap, pod};
 pub(crate) use setup::list;
 
@@ -538,10 +537,9 @@ const PARTS: usize = 8;
 fn eighths(differences: &Array2<f64>, cells: usize) -> Units {
     let mut limited = differences.clone();
     for mut column in limited.columns_mut() {
-        let mut known: Vec<f64> =
-            column.iter().copied().filter(|value| value.is_finite()).collect();
+        let known: Vec<f64> = column.iter().copied().filter(|value| value.is_finite()).collect();
         let center = median(&mut known.clone());
-        let limit = LIMIT * robust_deviation(&mut known);
+        let limit = LIMIT * robust_sd(&known, center);
         if center.is_finite() {
             column.mapv_inplace(|value| center + (value - center).clamp(-limit, limit));
         }
@@ -967,9 +965,9 @@ fn changed_cells(
     smallest: f64,
     level: f64,
 ) -> Vec<CellRatio> {
-    let known = || differences.iter().copied().filter(|value| value.is_finite());
-    let center = median(&mut known().collect::<Vec<_>>());
-    let floor = robust_deviation(&mut known().collect::<Vec<_>>());
+    let known: Vec<f64> = differences.iter().copied().filter(|value| value.is_finite()).collect();
+    let center = median(&mut known.clone());
+    let floor = robust_sd(&known, center);
     // A median of n normal values has at most π/2 of the variance of their mean.
     let variance = |side: &Logs, place: (usize, usize)| {
         let own = side.spread[place];

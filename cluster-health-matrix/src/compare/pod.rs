@@ -17,8 +17,8 @@ use crate::classes::of_axes;
 use crate::report::Report;
 use crate::run::SCHEMA_VERSION;
 use crate::samples::Sweep;
-use crate::stats::median;
-use crate::student::{holm, robust_deviation, to_f64, two_sided_p};
+use crate::stats::{median, robust_sd};
+use crate::student::{holm, to_f64, two_sided_p};
 
 /// A class of cells of one node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -290,9 +290,8 @@ fn test(matrices: &mut [NodeMatrix], options: &CompareOptions) {
         let degrees = to_f64(matrix.nodes.len()) - 1.0;
         let own = |node: &NodeRow, cells: usize| node.noise.max(0.0) / to_f64(cells.max(1)).sqrt();
         let cells = matrix.cells;
-        let spread = robust_deviation(
-            &mut matrix.nodes.iter().map(|node| node.ratio.ln()).collect::<Vec<_>>(),
-        );
+        let ratios: Vec<f64> = matrix.nodes.iter().map(|node| node.ratio.ln()).collect();
+        let spread = robust_sd(&ratios, median(&mut ratios.clone()));
         for node in &mut matrix.nodes {
             let deviation = spread.max(own(node, cells));
             node.p = chance(node.ratio.ln(), deviation, degrees);
@@ -300,7 +299,7 @@ fn test(matrices: &mut [NodeMatrix], options: &CompareOptions) {
         let count = matrix.nodes.first().map_or(0, |node| node.classes.len());
         for class in 0..count {
             let axis = matrix.nodes[0].classes[class].axis;
-            let mut pooled: Vec<f64> = matrix
+            let pooled: Vec<f64> = matrix
                 .nodes
                 .iter()
                 .flat_map(|node| &node.classes)
@@ -308,7 +307,7 @@ fn test(matrices: &mut [NodeMatrix], options: &CompareOptions) {
                 .map(|class| class.relative.ln())
                 .collect();
             let classes = to_f64(pooled.len()) / to_f64(matrix.nodes.len());
-            let spread = robust_deviation(&mut pooled);
+            let spread = robust_sd(&pooled, median(&mut pooled.clone()));
             let degrees = (degrees * (classes - 1.0).max(1.0)).min(30.0);
             for node in &mut matrix.nodes {
                 let deviation = spread.max(own(node, cells / count.max(1)));

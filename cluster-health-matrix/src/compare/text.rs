@@ -130,18 +130,27 @@ fn block(out: &mut String, title: &str, lines: &[String]) -> fmt::Result {
     lines.iter().try_for_each(|line| writeln!(out, "  {line}"))
 }
 
+fn set_ups(
+    out: &mut String,
+    forced: bool,
+    differences: &[String],
+    notes: &[String],
+) -> fmt::Result {
+    let title = if forced {
+        "The set-ups differ; compared all the same because of --force"
+    } else {
+        "The set-ups differ; --force compares all the same"
+    };
+    block(out, title, differences)?;
+    block(out, "Also different or to be known", notes)
+}
+
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = String::new();
         side(&mut out, "A", &self.a)?;
         side(&mut out, "B", &self.b)?;
-        let title = if self.forced {
-            "The set-ups differ; compared all the same because of --force"
-        } else {
-            "The set-ups differ; --force compares all the same"
-        };
-        block(&mut out, title, &self.differences)?;
-        block(&mut out, "Also different or to be known", &self.notes)?;
+        set_ups(&mut out, self.forced, &self.differences, &self.notes)?;
         if self.verdict != CompareVerdict::Refused {
             writeln!(out, "\nFacts (B ÷ A, 95 % intervals)")?;
             for matrix in &self.matrices {
@@ -212,13 +221,7 @@ fn facts(out: &mut String, matrix: &MatrixComparison) -> fmt::Result {
 impl fmt::Display for PodMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = String::new();
-        let title = if self.forced {
-            "The set-ups differ; compared all the same because of --force"
-        } else {
-            "The set-ups differ; --force compares all the same"
-        };
-        block(&mut out, title, &self.differences)?;
-        block(&mut out, "Also different or to be known", &self.notes)?;
+        set_ups(&mut out, self.forced, &self.differences, &self.notes)?;
         for matrix in &self.matrices {
             let place = format!(
                 "{} {} {} {}",

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{Diagnosis, Finding, Kind, Verdict};
+use crate::analysis::{Diagnosis, Finding, Kind, Verdict, is_comparison};
 use crate::matrix::{Matrix, Slice};
 use crate::report::Report;
 use crate::run::{Manifest, RunStatus};
@@ -133,10 +133,11 @@ fn three_lines(out: &mut String, report: &Report) -> std::fmt::Result {
 /// The least that each sweep would have shown of a single cell, or of what was tested last.
 fn would_have_shown(diagnosis: &Diagnosis) -> String {
     let sweep = |line: &String| line.split(' ').next().map(str::to_owned);
-    let last: Vec<&str> = diagnosis
-        .tested
+    let limits: Vec<&String> =
+        diagnosis.tested.iter().filter(|line| !is_comparison(line)).collect();
+    let last: Vec<&str> = limits
         .chunk_by(|a, b| sweep(a) == sweep(b))
-        .filter_map(|lines| lines.last().map(String::as_str))
+        .filter_map(|lines| lines.last().map(|line| line.as_str()))
         .collect();
     if last.is_empty() {
         "no difference could be tested".to_owned()
@@ -289,13 +290,19 @@ fn facts(out: &mut String, report: &Report) -> std::fmt::Result {
         let mut tested = false;
         for sweep in sweeps {
             let prefix = format!("{sweep} ");
-            for line in diagnosis.tested.iter().filter_map(|line| line.strip_prefix(&prefix)) {
+            let limits = diagnosis.tested.iter().filter(|line| !is_comparison(line));
+            for line in limits.filter_map(|line| line.strip_prefix(&prefix)) {
                 if !tested {
                     writeln!(out, "What would have been found with 95 % probability:\n")?;
                 }
                 writeln!(out, "- {sweep} {line}{}", figure_of(report, Some(*sweep), None, line))?;
                 tested = true;
             }
+        }
+        let loads = diagnosis.tested.iter().filter(|line| is_comparison(line));
+        for line in loads.filter(|_| stage == Stage::Load) {
+            writeln!(out, "- {line}")?;
+            tested = true;
         }
         if tested {
             writeln!(out)?;

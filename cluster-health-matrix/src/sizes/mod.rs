@@ -38,9 +38,9 @@ use crate::error::{Error, Result};
 use crate::estimate::relative_mad;
 use crate::observer::Observer;
 use crate::run::Tool;
-use crate::stats::median;
-use crate::validate::{cached, setters};
-use crate::visit::{self, Operation, Settings, Visit, to_f64};
+use crate::stats::{median, median_ns, to_f64};
+use crate::validate::cached;
+use crate::visit::{self, Operation, Settings, Visit};
 
 pub use import::import;
 pub use output::{SIZES_CSV, SIZES_JSON, SIZES_PNG, markdown, text};
@@ -150,9 +150,8 @@ pub struct SizesPlanBuilder {
 }
 
 impl SizesPlanBuilder {
-    setters! {
-        /// Name of the load profile that the caller holds while this is measured; default `idle`.
-        load: impl Into<String> => Some(load.into());
+    visit::visit_setters!();
+    visit::setters! {
         /// Devices of the copies; default: the first one that can be used.
         devices: impl Into<Vec<u32>> => Some(devices.into());
         /// The CPU of each of these devices; default: one on its NUMA node.
@@ -164,18 +163,6 @@ impl SizesPlanBuilder {
         pair_cpus: impl Into<Vec<u32>> => Some(pair_cpus.into());
         /// Sizes; default: 8 B to 1 GiB by factors of 4, as far as they fit into memory.
         sizes: impl Into<Vec<ByteSize>> => Some(sizes.into());
-        /// Timed iterations per visit; default 3.
-        iters: u32 => Some(iters);
-        /// Exactly so many discarded iterations; default: until settled.
-        warmup: Option<u32> => warmup;
-        /// Blocks; default 3.
-        repeats: u32 => Some(repeats);
-        /// Seed of all orders; default 1.
-        seed: u64 => Some(seed);
-        /// Bound of every wait; default 30 s.
-        timeout: Duration => Some(timeout);
-        /// What the memory of a device can carry at most.
-        expect_hbm: Option<Bandwidth> => expect_hbm;
     }
 
     /// Checks the plan against a machine.
@@ -243,10 +230,7 @@ impl SizesPlanBuilder {
             timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             expect_hbm: self.expect_hbm,
         };
-        plan.settings().check()?;
-        if plan.repeats == 0 {
-            return Err(Error::invalid("--repeats", "0: nothing would be measured"));
-        }
+        visit::check_plan(plan.settings(), plan.repeats, plan.expect_hbm)?;
         if let Some((needed, available)) = memory_of(machine, &plan)
             && needed > available
         {
@@ -291,11 +275,7 @@ fn memory(machine: &Machine, devices: usize, largest: ByteSize) -> (u64, Option<
         BackendKind::Host => 3 * devices + 6,
         _ => devices,
     };
-    let available = match machine.has_virtual_time() {
-        true => None,
-        false => machine.topology().mem_available().ok(),
-    };
-    (largest.bytes().saturating_mul(buffers), available.map(|bytes| bytes / 10 * 9))
+    (largest.bytes().saturating_mul(buffers), visit::usable_memory(machine))
 }
 
 fn memory_of(machine: &Machine, plan: &SizesPlan) -> Option<(u64, u64)> {
@@ -439,12 +419,7 @@ impl Series {
         self.fit = self.fitted(false);
         let has_host = self.times().any(|(_, visit)| visit.host_iter_ns.is_some());
         if let (true, Some(host), Some(found)) = (has_host, self.fitted(true), self.fit.as_mut()) {
-            // Events hide the submission, which is part of the fixed cost.
-            found.alpha_us = host.alpha_us;
-            found.alpha_se_us = host.alpha_se_us;
-            found.alpha_identified = host.alpha_identified;
-            let told = found.note.take().map(|note| note + "; ").unwrap_or_default();
-            found.note = Some(told + "alpha by the host clock, beta by device events");
+            found.take_alpha(&host);
         }
         let left_out = self.in_cache();
         if let Some(found) = &mut self.fit {
@@ -520,9 +495,7 @@ impl Series {
                 .filter(|(visit, _)| visit.bytes == sizes[size] && visit.block as usize == block);
             let mut times: Vec<f64> = of_block
                 .map(|(_, visit)| match (&visit.host_iter_ns, by_host) {
-                    (Some(host), true) => {
-                        median(&mut host.iter().map(|ns| to_f64(*ns)).collect::<Vec<_>>())
-                    }
+                    (Some(host), true) => median_ns(host),
                     _ => visit.median_ns(),
                 })
                 .collect();

@@ -200,7 +200,7 @@ pub fn markdown(sweep: &SizeSweep) -> String {
 #[cfg(feature = "png")]
 pub(super) fn picture(title: &str, runs: &[(&str, &SizeSweep)]) -> io::Result<Vec<u8>> {
     use crate::output::lines::{Curve, render};
-    use crate::visit::to_f64;
+    use crate::stats::to_f64;
     let many = runs.len() > 1;
     let mut curves = Vec::new();
     for (run, sweep) in runs {

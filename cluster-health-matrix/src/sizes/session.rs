@@ -2,34 +2,39 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use cluster_health_core::Machine;
 use cluster_health_core::rank::RankGroup;
 
 use super::output::{SIZES_CSV, SIZES_JSON, SIZES_PNG, markdown, write_csv};
 use super::{SizeSweep, SizesPlan, measure};
-use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::observer::Observer;
 use crate::output::first_page;
 use crate::run::{
-    FolderLock, MANIFEST, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus, Segment,
-    SizesRecord, read_json, utc_now, write_by_rename, write_json,
+    FolderLock, MANIFEST, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus,
+    SizesRecord, write_by_rename, write_json,
 };
+use crate::session::StartRanks;
+use crate::visit::folder::{self, Outcome};
 
 /// Measures a size sweep into a result folder: `run.json`, `affinity.json`, `sizes.json`,
-/// `sizes.csv`, `sizes.png`, `report.md`. `samples.jsonl` stays empty: every visit is in `sizes.json`.
+/// `sizes.csv`, `sizes.png` (feature `png`), `report.md`. `samples.jsonl` stays empty: every visit
+/// is in `sizes.json`. `ranks` gives the group of two ranks, this one rank 0, once the folder can be
+/// used; without it a real machine's all-gather is not measured.
 ///
 /// With [`OpenMode::Resume`] a complete run is left as it is, an interrupted one begins anew.
 ///
 /// # Errors
 /// When the folder cannot be used (nothing is measured then), the other rank is lost, or a file
 /// cannot be written.
+///
+/// # Thread binding
+/// The calling thread is bound meanwhile.
 pub fn record(
     machine: &Machine,
     plan: &SizesPlan,
-    group: Option<&RankGroup>,
+    ranks: Option<StartRanks<'_>>,
     dir: &Path,
     mode: OpenMode,
     observer: &mut dyn Observer,
@@ -38,42 +43,32 @@ pub fn record(
     let record = PlanRecord { sizes, ..PlanRecord::default() };
     let mut manifest = Manifest::of_machine("sizes", record, machine);
     manifest.seed = plan.seed;
-    let folder = match RunFolder::open(dir, mode, &manifest)? {
-        Opened::Complete(_) => return read(dir),
-        Opened::Fresh(folder) | Opened::Interrupted(folder, _) => folder,
-    };
-    folder.write_affinity(machine.census()?)?;
-    let online = machine.topology().online().len();
-    for reason in Environment::of(machine).disturbances(online) {
-        manifest.notes.push(format!("the node was not quiet: {reason}"));
-    }
-    let segment = Segment { start: utc_now(), end: None, first_seq: 0, wall_ns: 0, host_ns: 0 };
-    manifest.segments.push(segment);
-    folder.write_manifest(&manifest)?;
-    let (began, clock) = (Instant::now(), machine.now_ns());
-    let result = measure::lead(machine, plan, group, observer);
-    manifest.wall_ns = machine.now_ns().saturating_sub(clock);
-    manifest.host_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    if let Some(segment) = manifest.segments.last_mut() {
-        segment.end = Some(utc_now());
-        segment.wall_ns = manifest.wall_ns;
-        segment.host_ns = manifest.host_ns;
-    }
-    let complete = result.as_ref().is_ok_and(|sweep| sweep.complete);
-    manifest.status = if complete { RunStatus::Complete } else { RunStatus::Interrupted };
-    if let Ok(sweep) = &result {
-        for visit in sweep.series.iter().flat_map(|series| &series.visits) {
+    let sweep = folder::record(machine, manifest, ranks, dir, mode, |group| {
+        measure::lead(machine, plan, group, observer)
+    })?;
+    sweep.map_or_else(|| read(dir), Ok)
+}
+
+impl Outcome for SizeSweep {
+    const FILE: &'static str = SIZES_JSON;
+
+    fn account(&self, manifest: &mut Manifest) -> bool {
+        for visit in self.series.iter().flat_map(|series| &series.visits) {
             match visit.times {
                 Some(_) => manifest.points.measured += 1,
                 None => manifest.points.failed += 1,
             }
         }
+        self.complete
     }
-    folder.write_manifest(&manifest)?;
-    let sweep = result?;
-    write_json(&dir.join(SIZES_JSON), &sweep)?;
-    write_outputs(dir, &manifest, &sweep)?;
-    Ok(sweep)
+
+    fn write_outputs(&self, dir: &Path, manifest: &Manifest) -> Result<()> {
+        let runs = [("", self)];
+        write_by_rename(&dir.join(SIZES_CSV), |out| write_csv(&runs, out))?;
+        write_picture(&dir.join(SIZES_PNG), &first_page::place(manifest), &runs)?;
+        let body = markdown(self) + "\n![rate and time over bytes](sizes.png)\n";
+        folder::write_report(dir, "sizes", manifest, &body)
+    }
 }
 
 /// The other rank of [`record`]; false when it was asked to end.
@@ -107,9 +102,9 @@ pub fn record_import(
     let Opened::Fresh(folder) = RunFolder::open(dir, mode, &manifest)? else {
         return Err(Error::invalid("--out", "an import cannot be resumed"));
     };
-    folder.write_manifest(&manifest)?;
     write_json(&dir.join(SIZES_JSON), sweep)?;
-    write_outputs(dir, &manifest, sweep)
+    folder.write_manifest(&manifest)?;
+    sweep.write_outputs(dir, &manifest)
 }
 
 /// Reads the size sweep of a result folder.
@@ -122,7 +117,7 @@ pub fn read(dir: &Path) -> Result<SizeSweep> {
         let message = "holds no size sweep: the plan is that of another command";
         return Err(Error::format(dir.join(MANIFEST).display().to_string(), message));
     }
-    let mut sweep: SizeSweep = read_json(&dir.join(SIZES_JSON))?;
+    let mut sweep: SizeSweep = folder::read(dir)?;
     sweep.evaluate();
     Ok(sweep)
 }
@@ -134,24 +129,8 @@ pub fn read(dir: &Path) -> Result<SizeSweep> {
 pub fn rewrite(dir: &Path) -> Result<SizeSweep> {
     let _lock = FolderLock::take(dir)?;
     let sweep = read(dir)?;
-    write_outputs(dir, &Manifest::read(dir)?, &sweep)?;
+    sweep.write_outputs(dir, &Manifest::read(dir)?)?;
     Ok(sweep)
-}
-
-fn write_outputs(dir: &Path, manifest: &Manifest, sweep: &SizeSweep) -> Result<()> {
-    let runs = [("", sweep)];
-    write_by_rename(&dir.join(SIZES_CSV), |out| write_csv(&runs, out))?;
-    write_picture(&dir.join(SIZES_PNG), &first_page::place(manifest), &runs)?;
-    let mut report = format!("# cluster-health sizes on {}\n\n", first_page::place(manifest));
-    for note in &manifest.notes {
-        report.push_str(&format!("- Note: {note}.\n"));
-    }
-    if !manifest.notes.is_empty() {
-        report.push('\n');
-    }
-    report.push_str(&markdown(sweep));
-    report.push_str("\n![rate and time over bytes](sizes.png)\n");
-    write_by_rename(&dir.join("report.md"), |out| out.write_all(report.as_bytes()))
 }
 
 fn write_picture(path: &Path, title: &str, runs: &[(&str, &SizeSweep)]) -> Result<()> {

@@ -14,6 +14,7 @@ use crate::observer::{Observer, Progress};
 use crate::plan::{CheckPolicy, MAX_BLOCKS};
 use crate::samples::{DataCheck, PointStatus, Sample, Timer};
 use crate::schedule::{Blocks, Cell, PlannedPoint};
+use crate::stats::to_f64;
 
 /// Time since the first bind of a run, over all its sweeps.
 #[derive(Debug, Clone, Copy, Default)]
@@ -386,9 +387,4 @@ pub(super) fn mark_implausible(sample: &mut Sample, expect: Option<Bandwidth>) {
         sample.status = PointStatus::Implausible;
         sample.reason = Some(format!("{rate} is above 1.25 × the declared {expect}"));
     }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
-fn to_f64(nanoseconds: u64) -> f64 {
-    nanoseconds as f64
 }

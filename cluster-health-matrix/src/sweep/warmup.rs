@@ -1,5 +1,7 @@
 //! When a point has settled: the rule that ends its warm-up.
 
+use crate::stats::to_f64;
+
 /// Most discarded transfers of one point.
 const MOST_TRANSFERS: usize = 32;
 /// Longest warm-up of one point, nanoseconds.
@@ -62,11 +64,6 @@ impl Warmup {
             Verdict::Again
         }
     }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
-fn to_f64(nanoseconds: u64) -> f64 {
-    nanoseconds as f64
 }
 
 /// No transfer yet.

@@ -17,7 +17,7 @@ use crate::observer::{Observer, Progress};
 use crate::run::{SCHEMA_VERSION, Tool};
 use crate::samples::Timer;
 use crate::schedule::Random;
-use crate::stats::median;
+use crate::stats::{median, median_ns, to_f64};
 use crate::visit::talk::{decode, encode, hear};
 use crate::visit::{Copies, Fastest, Operation, Ranks, SyntheticRanks, Visit};
 
@@ -75,14 +75,10 @@ struct Reading {
 impl Reading {
     fn of(key: Key, rank: u32, visit: &Visit, memory: Option<&str>) -> Self {
         let own = visit.rank_ns.as_ref().and_then(|ranks| ranks.get(rank as usize));
-        let middle = |times: &[u64]| {
-            let visit = Visit { iter_ns: times.to_vec(), ..Visit::default() };
-            visit.median_ns()
-        };
         Self {
             key,
             rank,
-            ns: Some(own.map_or_else(|| visit.median_ns(), |own| middle(own))),
+            ns: Some(own.map_or_else(|| visit.median_ns(), |own| median_ns(own))),
             slowest_ns: own.map(|_| visit.median_ns()),
             timer: visit.timer,
             settled: visit.settled,
@@ -568,7 +564,7 @@ fn rate(key: Key, convention: Convention, ranks: usize, ns: f64) -> f64 {
     match (key.order, key.bytes) {
         // Operations per nanosecond are 1e9 per second.
         (Some(order), _) => flops(order) / ns / 1e3,
-        (_, Some(bytes)) => factor * crate::visit::to_f64(bytes.bytes()) / ns,
+        (_, Some(bytes)) => factor * to_f64(bytes.bytes()) / ns,
         _ => f64::NAN,
     }
 }
@@ -641,9 +637,9 @@ fn line(
             .filter(|count| *count > 0)
             .min()
             .unwrap_or(0),
-        min: values.first().copied(),
+        min: values.iter().copied().reduce(f64::min),
         median: some(middle),
-        max: values.last().copied(),
+        max: values.iter().copied().reduce(f64::max),
         spread: some(median(&mut spreads)),
         collective: some(median(&mut collective)),
         cached: false,

@@ -125,22 +125,9 @@ pub struct ValidatePlanBuilder {
     expect_hbm: Option<Bandwidth>,
 }
 
-macro_rules! setters {
-    ($($(#[$doc:meta])* $name:ident: $type:ty => $value:expr;)*) => {
-        $($(#[$doc])*
-        #[must_use]
-        pub fn $name(mut self, $name: $type) -> Self {
-            self.$name = $value;
-            self
-        })*
-    };
-}
-pub(crate) use setters;
-
 impl ValidatePlanBuilder {
-    setters! {
-        /// Name of the load profile that the caller holds while this is measured; default `idle`.
-        load: impl Into<String> => Some(load.into());
+    visit::visit_setters!();
+    visit::setters! {
         /// One rank per device, in this order; default: all devices, a single one of the host
         /// backend or of a synthetic machine twice, because that is what a pair needs.
         devices: impl Into<Vec<u32>> => Some(devices.into());
@@ -153,18 +140,6 @@ impl ValidatePlanBuilder {
         device_orders: impl Into<Vec<u32>> => Some(device_orders.into());
         /// Orders of the matrices that CPUs multiply; default 256 and 1024.
         orders: impl Into<Vec<u32>> => Some(orders.into());
-        /// Timed iterations per visit; default 3.
-        iters: u32 => Some(iters);
-        /// Exactly so many discarded iterations; default: until settled.
-        warmup: Option<u32> => warmup;
-        /// Visits of each operation; default 3.
-        repeats: u32 => Some(repeats);
-        /// Seed of all orders; default 1.
-        seed: u64 => Some(seed);
-        /// Bound of every wait; default 30 s.
-        timeout: Duration => Some(timeout);
-        /// What the memory of a device can carry at most.
-        expect_hbm: Option<Bandwidth> => expect_hbm;
     }
 
     /// Checks the plan against a machine.
@@ -206,13 +181,7 @@ impl ValidatePlanBuilder {
             timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             expect_hbm: self.expect_hbm,
         };
-        plan.settings().check()?;
-        if plan.repeats == 0 {
-            return Err(Error::invalid("--repeats", "0: nothing would be measured"));
-        }
-        if plan.expect_hbm.is_some_and(|rate| rate.as_gb_per_second() <= 0.0) {
-            return Err(Error::invalid("--expect-hbm", "is not above 0"));
-        }
+        visit::check_plan(plan.settings(), plan.repeats, plan.expect_hbm)?;
         let (needed, available) = memory(machine, plan.ranks(), plan.largest());
         if available.is_some_and(|available| needed > available) {
             let message = format!(
@@ -251,11 +220,7 @@ pub(crate) fn memory(machine: &Machine, ranks: usize, largest: ByteSize) -> (u64
         _ => 1,
     };
     let needed = largest.bytes().saturating_mul(buffers).saturating_mul(ranks);
-    let available = match machine.has_virtual_time() {
-        true => None,
-        false => machine.topology().mem_available().ok(),
-    };
-    (needed, available.map(|bytes| bytes / 10 * 9))
+    (needed, visit::usable_memory(machine))
 }
 
 fn default_sizes(machine: &Machine, ranks: usize) -> Vec<ByteSize> {

@@ -1,35 +1,34 @@
 //! The result folder of a validation.
 
-use std::io::Write as _;
 use std::path::Path;
-use std::time::Instant;
 
 use cluster_health_core::Machine;
 use cluster_health_core::rank::RankGroup;
 
 use super::output::{VALIDATE_CSV, VALIDATE_JSON, write_csv};
 use super::{LineStatus, Table, ValidatePlan, markdown, measure};
-use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::observer::Observer;
-use crate::output::first_page;
-use crate::run::{
-    FolderLock, MANIFEST, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus, Segment,
-    read_json, utc_now, write_by_rename, write_json,
-};
+use crate::run::{FolderLock, MANIFEST, Manifest, OpenMode, PlanRecord, write_by_rename};
+use crate::session::StartRanks;
+use crate::visit::folder::{self, Outcome};
 
 /// Measures the table into a result folder: `run.json`, `affinity.json`, `validate.json`,
-/// `validate.csv`, `report.md`. `samples.jsonl` stays empty.
+/// `validate.csv`, `report.md`. `samples.jsonl` stays empty. `ranks` gives the group of all ranks,
+/// this one rank 0, once the folder can be used; without it this process measures alone.
 ///
 /// With [`OpenMode::Resume`] a complete run is left as it is, an interrupted one begins anew.
 ///
 /// # Errors
 /// When the folder cannot be used (nothing is measured then), a rank is lost, or a file cannot be
 /// written.
+///
+/// # Thread binding
+/// The calling thread is bound meanwhile.
 pub fn record(
     machine: &Machine,
     plan: &ValidatePlan,
-    group: Option<&RankGroup>,
+    ranks: Option<StartRanks<'_>>,
     dir: &Path,
     mode: OpenMode,
     observer: &mut dyn Observer,
@@ -37,38 +36,25 @@ pub fn record(
     let record = PlanRecord { validate: Some(plan.clone()), ..PlanRecord::default() };
     let mut manifest = Manifest::of_machine("validate", record, machine);
     manifest.seed = plan.seed;
-    let folder = match RunFolder::open(dir, mode, &manifest)? {
-        Opened::Complete(_) => return read_json(&dir.join(VALIDATE_JSON)),
-        Opened::Fresh(folder) | Opened::Interrupted(folder, _) => folder,
-    };
-    folder.write_affinity(machine.census()?)?;
-    let online = machine.topology().online().len();
-    for reason in Environment::of(machine).disturbances(online) {
-        manifest.notes.push(format!("the node was not quiet: {reason}"));
+    let table = folder::record(machine, manifest, ranks, dir, mode, |group| {
+        measure::lead(machine, plan, group, observer)
+    })?;
+    table.map_or_else(|| folder::read(dir), Ok)
+}
+
+impl Outcome for Table {
+    const FILE: &'static str = VALIDATE_JSON;
+
+    fn account(&self, manifest: &mut Manifest) -> bool {
+        manifest.points.measured = self.count(LineStatus::Measured) as u64;
+        manifest.points.failed = self.count(LineStatus::Failed) as u64;
+        self.complete
     }
-    let segment = Segment { start: utc_now(), end: None, first_seq: 0, wall_ns: 0, host_ns: 0 };
-    manifest.segments.push(segment);
-    folder.write_manifest(&manifest)?;
-    let (began, clock) = (Instant::now(), machine.now_ns());
-    let result = measure::lead(machine, plan, group, observer);
-    manifest.wall_ns = machine.now_ns().saturating_sub(clock);
-    manifest.host_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    if let Some(segment) = manifest.segments.last_mut() {
-        segment.end = Some(utc_now());
-        segment.wall_ns = manifest.wall_ns;
-        segment.host_ns = manifest.host_ns;
+
+    fn write_outputs(&self, dir: &Path, manifest: &Manifest) -> Result<()> {
+        write_by_rename(&dir.join(VALIDATE_CSV), |out| write_csv(self, out))?;
+        folder::write_report(dir, "validate", manifest, &markdown(self))
     }
-    let complete = result.as_ref().is_ok_and(|table| table.complete);
-    manifest.status = if complete { RunStatus::Complete } else { RunStatus::Interrupted };
-    if let Ok(table) = &result {
-        manifest.points.measured = table.count(LineStatus::Measured) as u64;
-        manifest.points.failed = table.count(LineStatus::Failed) as u64;
-    }
-    folder.write_manifest(&manifest)?;
-    let table = result?;
-    write_json(&dir.join(VALIDATE_JSON), &table)?;
-    write_outputs(dir, &manifest, &table)?;
-    Ok(table)
 }
 
 /// Every other rank of [`record`]; false when it was asked to end.
@@ -95,20 +81,7 @@ pub fn rewrite(dir: &Path) -> Result<Table> {
         let message = "the plan is that of another command";
         return Err(Error::format(dir.join(MANIFEST).display().to_string(), message));
     }
-    let table: Table = read_json(&dir.join(VALIDATE_JSON))?;
-    write_outputs(dir, &manifest, &table)?;
+    let table: Table = folder::read(dir)?;
+    table.write_outputs(dir, &manifest)?;
     Ok(table)
-}
-
-fn write_outputs(dir: &Path, manifest: &Manifest, table: &Table) -> Result<()> {
-    write_by_rename(&dir.join(VALIDATE_CSV), |out| write_csv(table, out))?;
-    let mut report = format!("# cluster-health validate on {}\n\n", first_page::place(manifest));
-    for note in &manifest.notes {
-        report.push_str(&format!("- Note: {note}.\n"));
-    }
-    if !manifest.notes.is_empty() {
-        report.push('\n');
-    }
-    report.push_str(&markdown(table));
-    write_by_rename(&dir.join("report.md"), |out| out.write_all(report.as_bytes()))
 }

@@ -4,6 +4,7 @@
 //! per rank and visit many operations and sizes. The rule that ends a warm-up is the same.
 
 mod copies;
+pub(crate) mod folder;
 mod ranks;
 mod synthetic;
 pub(crate) mod talk;
@@ -12,16 +13,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cluster_health_core::affinity::parse_id_list;
-use cluster_health_core::{ByteSize, CpuId, DeviceId, Machine, NodeId};
+use cluster_health_core::{Bandwidth, ByteSize, CpuId, DeviceId, Machine, NodeId};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use copies::Copies;
-pub(crate) use ranks::Ranks;
+pub(crate) use ranks::{Ranks, SKEW_REPEATS, START_MARGIN_NS, is_skewed};
 pub(crate) use synthetic::SyntheticRanks;
 
 use crate::error::{Error, Result};
 use crate::samples::Timer;
-use crate::stats::median;
+use crate::stats::median_ns;
 use crate::sweep::warmup::{Verdict, Warmup};
 
 /// Most timed iterations of one visit: their times fit one message between ranks.
@@ -100,7 +101,7 @@ impl Visit {
     /// Median of the timed iterations, nanoseconds; NaN without any.
     #[must_use]
     pub fn median_ns(&self) -> f64 {
-        median(&mut self.iter_ns.iter().map(|ns| to_f64(*ns)).collect::<Vec<_>>())
+        median_ns(&self.iter_ns)
     }
 
     /// The fastest transfer by the clock that warm-ups are timed with.
@@ -131,6 +132,67 @@ impl Settings {
         Ok(())
     }
 }
+
+/// Checks what all such plans have; an error names the option.
+pub(crate) fn check_plan(
+    settings: Settings,
+    repeats: u32,
+    expect_hbm: Option<Bandwidth>,
+) -> Result<()> {
+    settings.check()?;
+    if repeats == 0 {
+        return Err(Error::invalid("--repeats", "0: nothing would be measured"));
+    }
+    if expect_hbm.is_some_and(|rate| rate.as_gb_per_second() <= 0.0) {
+        return Err(Error::invalid("--expect-hbm", "is not above 0"));
+    }
+    Ok(())
+}
+
+/// Bytes of this machine's memory that may be used; `None` where that is not known.
+pub(crate) fn usable_memory(machine: &Machine) -> Option<u64> {
+    if machine.has_virtual_time() {
+        return None;
+    }
+    machine.topology().mem_available().ok().map(|bytes| bytes / 10 * 9)
+}
+
+/// Setters of a builder, each with its documentation.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty => $value:expr;)*) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $value;
+            self
+        })*
+    };
+}
+pub(crate) use setters;
+
+/// The setters that builders of plans of visits share.
+macro_rules! visit_setters {
+    () => {
+        $crate::visit::setters! {
+            /// Name of the load profile that the caller holds while this is measured; default `idle`.
+            load: impl Into<String> => Some(load.into());
+            /// Timed iterations per visit; default 3.
+            iters: u32 => Some(iters);
+            /// Exactly so many discarded iterations; default: until settled.
+            warmup: Option<u32> => warmup;
+            /// Blocks, each of which visits everything once, in a fresh order; default 3.
+            repeats: u32 => Some(repeats);
+            /// Seed of all orders; default 1.
+            seed: u64 => Some(seed);
+            /// Bound of every wait; default 30 s.
+            timeout: Duration => Some(timeout);
+            /// What the memory of a device can carry at most, reading and writing together: a copy
+            /// within the device that is faster came from its cache.
+            expect_hbm: Option<Bandwidth> => expect_hbm;
+        }
+    };
+}
+pub(crate) use visit_setters;
 
 /// The fastest transfers so far, by operation and size (or order of a matrix).
 #[derive(Debug, Default)]
@@ -269,11 +331,6 @@ pub(crate) fn choose_cpus(
         cpu
     });
     Ok(chosen.collect())
-}
-
-#[allow(clippy::cast_precision_loss, reason = "times and sizes stay far below 2^53")]
-pub(crate) fn to_f64(value: u64) -> f64 {
-    value as f64
 }
 
 /// Nanoseconds of a device's clock as files hold them; 0 for what is no time.

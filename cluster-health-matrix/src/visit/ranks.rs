@@ -13,18 +13,24 @@ use cluster_health_core::{
     TagPattern,
 };
 
-use super::{Fastest, Operation, Settings, Visit, to_f64, warm_up, whole_ns};
+use super::{Fastest, Operation, Settings, Visit, warm_up, whole_ns};
 use crate::error::{Error, Result};
 use crate::samples::Timer;
+use crate::stats::to_f64;
 
 /// Names the control board among what ranks send each other.
 const CONTROL_TAG: u64 = u64::MAX - 2;
 /// An agreed start lies so far ahead that the latest rank has read it by then.
-const START_MARGIN_NS: u64 = 500;
+pub(crate) const START_MARGIN_NS: u64 = 500;
 /// A start skew above both is measured again, so often at most.
 const SKEW_NS: u64 = 2_000;
 const SKEW_SHARE: f64 = 0.05;
-const SKEW_REPEATS: u32 = 3;
+pub(crate) const SKEW_REPEATS: u32 = 3;
+
+/// Whether ranks started too far apart for times of which `fastest` is the shortest.
+pub(crate) fn is_skewed(skew: u64, fastest: u64) -> bool {
+    skew > SKEW_NS && to_f64(skew) > SKEW_SHARE * to_f64(fastest)
+}
 
 const READY: u32 = 1;
 const START: u32 = 2;
@@ -196,9 +202,8 @@ impl<'g> Ranks<'g> {
                 }
             }
             self.fill(operation, batch, &times, &mut visit);
-            let fastest = visit.fastest().map_or(0.0, to_f64);
-            let skew = visit.skew_ns.unwrap_or(0);
-            if shared || skew <= SKEW_NS || to_f64(skew) <= SKEW_SHARE * fastest {
+            let fastest = visit.fastest().unwrap_or(0);
+            if shared || !is_skewed(visit.skew_ns.unwrap_or(0), fastest) {
                 break;
             }
             repeats += 1;

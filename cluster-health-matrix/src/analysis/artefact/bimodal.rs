@@ -1,8 +1,9 @@
 //! Recordings whose times have two modes that neither place nor time explains.
 
 use crate::analysis::finding::{Finding, Kind};
-use crate::analysis::fit::{Fit, middle};
+use crate::analysis::fit::Fit;
 use crate::analysis::table::Table;
+use crate::stats::{median, robust_sd};
 
 /// Share of the points that the smaller mode must have.
 const SMALLEST_MODE: f64 = 0.15;
@@ -69,9 +70,8 @@ fn modes(table: &Table, fit: &Fit) -> Option<Modes> {
     if share.min(1.0 - share) < SMALLEST_MODE {
         return None;
     }
-    let (low, high) = (middle(&mut fast.to_vec()), middle(&mut slow.to_vec()));
-    let spread =
-        |mode: &[f64], center: f64| crate::analysis::fit::robust_sd(mode, center).max(1e-4);
+    let (low, high) = (median(&mut fast.to_vec()), median(&mut slow.to_vec()));
+    let spread = |mode: &[f64], center: f64| robust_sd(mode, center).max(1e-4);
     let gap = high - low;
     if gap < APART * (spread(fast, low) + spread(slow, high)) || gap < 0.05 {
         return None;

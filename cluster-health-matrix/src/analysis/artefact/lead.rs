@@ -2,8 +2,8 @@
 
 use super::{LEAST, LEAST_Z};
 use crate::analysis::finding::{Finding, Kind};
-use crate::analysis::fit::{middle, robust_sd};
 use crate::analysis::table::{Obs, Table};
+use crate::stats::{median, robust_sd};
 
 /// Of a median, in standard deviations ÷ √count.
 const OF_MEDIAN: f64 = 1.25;
@@ -28,10 +28,10 @@ fn groups(table: &Table) -> Vec<Group<'_>> {
             if obs.len() < FEWEST {
                 return None;
             }
-            let usual_ns = middle(&mut times(&obs));
+            let usual_ns = median(&mut times(&obs));
             let still: Vec<f64> = leads_of(&obs, |obs| !obs.moved);
             let calm = if still.len() >= FEWEST { still } else { leads_of(&obs, |_| true) };
-            let typical = middle(&mut calm.clone());
+            let typical = median(&mut calm.clone());
             let sd_ns = robust_sd(&calm, typical).max(1e-3 * usual_ns);
             // Where every point follows a change there is nothing to compare with but 0.
             let base_ns =
@@ -74,7 +74,7 @@ fn cost(groups: &[Group<'_>], wanted: impl Fn(&Obs) -> bool) -> Option<(f64, f64
             if count == 0 {
                 return None;
             }
-            let extra = middle(&mut values) - group.base_ns;
+            let extra = median(&mut values) - group.base_ns;
             let sd = robust_sd(&values, extra + group.base_ns).max(group.sd_ns);
             Some((extra, OF_MEDIAN * sd / (count as f64).sqrt(), extra / group.usual_ns, count))
         })
@@ -137,11 +137,11 @@ fn allocation_stall(table: &Table, groups: &[Group<'_>]) -> Option<Finding> {
     // Any change of CPU that costs as much is no matter of buffers.
     if touched == 0
         && let Some((extra, ..)) = cost(groups, |obs| obs.moved && obs.seq > early)
-        && middle(&mut extras.clone()) < 3.0 * extra
+        && median(&mut extras.clone()) < 3.0 * extra
     {
         return None;
     }
-    let extra = middle(&mut extras);
+    let extra = median(&mut extras);
     let mut finding = Finding::new(Kind::AllocationStall, Some(table.sweep), Some(&table.load));
     finding.extra_us = Some(extra / 1e3);
     finding.scales_with_bytes = Some(false);
@@ -174,7 +174,7 @@ fn checkpoint(table: &Table, groups: &[Group<'_>]) -> Option<Finding> {
             if values.is_empty() {
                 continue;
             }
-            let typical = middle(&mut values.clone());
+            let typical = median(&mut values.clone());
             let sd = robust_sd(&values, typical).max(group.sd_ns);
             slow.extend(group.obs.iter().filter(|obs| wanted(obs)).filter_map(|obs| {
                 let extra = f64::from(obs.lead_ns) - typical;
@@ -197,8 +197,8 @@ fn checkpoint(table: &Table, groups: &[Group<'_>]) -> Option<Finding> {
     Some(describe_checkpoint(
         table,
         &Periodic { every, phase, hits, of },
-        middle(&mut extras),
-        middle(&mut shares),
+        median(&mut extras),
+        median(&mut shares),
     ))
 }
 

@@ -3,8 +3,9 @@
 use super::{LEAST, LEAST_Z};
 use crate::analysis::Fitted;
 use crate::analysis::finding::{Effect, Finding, Kind, Replicates};
-use crate::analysis::fit::{middle, robust_sd, step};
+use crate::analysis::fit::step;
 use crate::analysis::table::Table;
+use crate::stats::{median, robust_sd};
 
 /// The level of all that was measured at some time.
 #[derive(Debug, Clone, Copy)]
@@ -153,7 +154,7 @@ fn levels_with(series: &[(f64, f64)], cuts: &[usize], slope: f64) -> Vec<f64> {
     for segment in segments(series.len(), cuts) {
         let part = &series[segment];
         let mut flat: Vec<f64> = part.iter().map(|(time, value)| value - slope * time).collect();
-        let level = middle(&mut flat);
+        let level = median(&mut flat);
         levels.extend(part.iter().map(|(time, _)| level + slope * time));
     }
     levels
@@ -169,8 +170,8 @@ fn slope(series: &[(f64, f64)], cuts: &[usize]) -> f64 {
             .chunks(width)
             .map(|chunk| {
                 (
-                    middle(&mut chunk.iter().map(|(time, _)| *time).collect::<Vec<_>>()),
-                    middle(&mut chunk.iter().map(|(_, value)| *value).collect::<Vec<_>>()),
+                    median(&mut chunk.iter().map(|(time, _)| *time).collect::<Vec<_>>()),
+                    median(&mut chunk.iter().map(|(_, value)| *value).collect::<Vec<_>>()),
                 )
             })
             .collect();
@@ -179,7 +180,7 @@ fn slope(series: &[(f64, f64)], cuts: &[usize]) -> f64 {
             slopes.extend(later.map(|b| (b.1 - a.1) / (b.0 - a.0)));
         }
     }
-    let slope = middle(&mut slopes);
+    let slope = median(&mut slopes);
     if slope.is_nan() { 0.0 } else { slope }
 }
 
@@ -194,7 +195,7 @@ fn bursts(values: &[f64], sd: f64, least: f64) -> Option<Bursts> {
     cuts.sort_unstable();
     let flat: Vec<f64> = segments(count, &cuts)
         .flat_map(|segment| {
-            let level = middle(&mut values[segment.clone()].to_vec());
+            let level = median(&mut values[segment.clone()].to_vec());
             values[segment].iter().map(move |value| value - level)
         })
         .collect();
@@ -203,7 +204,7 @@ fn bursts(values: &[f64], sd: f64, least: f64) -> Option<Bursts> {
     let stride = (half / 8).max(1);
     let base: Vec<f64> = (0..count)
         .step_by(stride)
-        .map(|at| middle(&mut values[at.saturating_sub(half)..(at + half + 1).min(count)].to_vec()))
+        .map(|at| median(&mut values[at.saturating_sub(half)..(at + half + 1).min(count)].to_vec()))
         .collect();
     let above: Vec<f64> =
         values.iter().enumerate().map(|(at, value)| value - base[at / stride]).collect();
@@ -234,7 +235,7 @@ fn bursts(values: &[f64], sd: f64, least: f64) -> Option<Bursts> {
     }
     let mut depths: Vec<f64> =
         windows.iter().flat_map(|window| &above[window.clone()]).copied().collect();
-    let depth = middle(&mut depths);
+    let depth = median(&mut depths);
     let error = 1.25 * sd / (inside as f64).sqrt();
     (depth > least && depth > LEAST_Z * error).then_some(Bursts { windows, depth, error })
 }
@@ -293,12 +294,7 @@ fn levels_of(fitted: &Fitted) -> Vec<Level> {
                 continue;
             }
             let (row, col) = (usize::from(obs.row), usize::from(obs.col));
-            let steps: f64 = fit
-                .steps
-                .iter()
-                .filter(|step| step.col == col && obs.seq >= step.seq)
-                .map(|step| step.delta)
-                .sum();
+            let steps = fit.steps(col, obs.seq);
             let class = fit.class[table.kinship(row, col) as usize];
             all.push((
                 at,
@@ -326,7 +322,7 @@ fn levels_of(fitted: &Fitted) -> Vec<Level> {
             || if is_pair { at - start == width } else { visits[at] != visits[start] };
         if ends {
             let mut values: Vec<f64> = points[start..at].iter().map(|level| level.value).collect();
-            levels.push(Level { value: middle(&mut values), ..points[start] });
+            levels.push(Level { value: median(&mut values), ..points[start] });
             start = at;
         }
     }
@@ -429,7 +425,7 @@ pub(crate) fn burst_finding(table: &Table, levels: &[Level], bursts: &Bursts) ->
         .windows(2)
         .map(|pair| levels[pair[1].start].t_s - levels[pair[0].start].t_s)
         .collect();
-    let distance = middle(&mut distances);
+    let distance = median(&mut distances);
     if distance > 0.0 {
         finding.facts.push(format!("{distance:.3} s from one to the next, in the middle"));
     }

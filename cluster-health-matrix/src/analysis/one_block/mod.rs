@@ -13,11 +13,11 @@ mod scan;
 
 use super::artefact::{self, time};
 use super::confirm::Estimate;
-use super::finding::{Finding, Kind, Replicates};
-use super::fit::{middle, quantile, robust_sd};
+use super::finding::{Finding, Kind, MOST_NAMES, Replicates, names, sorted};
 use super::judge;
 use super::table::{Kinship, Table};
 use crate::run::Manifest;
+use crate::stats::{median, quantile, robust_sd};
 use recur::{Recurrence, Why};
 use scan::{Grid, Scan};
 
@@ -30,8 +30,6 @@ const PRIOR_SPREAD: f64 = 0.016;
 const WIDEST_HEALTHY: f64 = 0.045;
 /// Share of a node's lines that must be on its side.
 const NODE_SHARE: f64 = 0.8;
-/// Names in a fact.
-const MOST_NAMES: usize = 16;
 
 /// What is known at each of the scan's sizes.
 type BySize = Vec<Option<Recurrence>>;
@@ -393,7 +391,7 @@ impl View<'_> {
         let mut levels = grid.line.clone();
         let in_node = |line: usize| nodes.iter().any(|(_, members)| members.contains(&line));
         let center = |members: &mut dyn Iterator<Item = usize>| {
-            middle(
+            median(
                 &mut members
                     .map(|line| grid.line[line])
                     .filter(|l| l.is_finite())
@@ -520,9 +518,9 @@ impl View<'_> {
             .filter(usual)
             .map(|&line| grid.line[line])
             .collect();
-        let center = middle(&mut others.clone());
+        let center = median(&mut others.clone());
         let effect =
-            middle(&mut own.iter().filter(usual).map(|&line| grid.line[line]).collect::<Vec<_>>())
+            median(&mut own.iter().filter(usual).map(|&line| grid.line[line]).collect::<Vec<_>>())
                 - center;
         let deviations: Vec<f64> = others.iter().map(|level| level - center).collect();
         let spread = healthy_spread(&deviations);
@@ -542,9 +540,7 @@ impl View<'_> {
     fn cores(&self, lines: &[usize]) -> usize {
         let table = self.table();
         let cores = if self.scan.outer == 0 { &table.col_cores } else { &table.row_cores };
-        let mut named: Vec<u32> = lines.iter().filter_map(|&line| cores[line]).collect();
-        named.sort_unstable();
-        named.dedup();
+        let named = sorted(lines.iter().filter_map(|&line| cores[line]));
         if named.is_empty() { lines.len().max(1) } else { named.len() }
     }
 
@@ -604,7 +600,7 @@ impl View<'_> {
         artefacts.extend(found);
         let rest: Vec<f64> =
             values.iter().zip(&course.model).map(|(value, model)| value - model).collect();
-        let sd = robust_sd(&rest, middle(&mut rest.clone()));
+        let sd = robust_sd(&rest, median(&mut rest.clone()));
         let border = self.min_effect.max(4.0 * sd);
         let slow: Vec<usize> = (0..rest.len()).filter(|&at| rest[at] > border).collect();
         if !slow.is_empty() {
@@ -644,7 +640,7 @@ impl View<'_> {
                         .collect();
                     if values.len() * 2 >= width.min(lines.len()) && !values.is_empty() {
                         let seq = grid.seq(at, lines[0]);
-                        let value = middle(&mut values);
+                        let value = median(&mut values);
                         levels.push(time::Level { seq, t_s: slot.t_s, value });
                     }
                 }
@@ -740,20 +736,6 @@ fn healthy_spread(deviations: &[f64]) -> f64 {
     let lines = healthy().count() as f64;
     let square: f64 = healthy().map(|d| d * d).sum();
     ((square + PRIOR_LINES * PRIOR_SPREAD * PRIOR_SPREAD) / (lines + PRIOR_LINES)).sqrt()
-}
-
-fn sorted(ids: impl Iterator<Item = u32>) -> Vec<u32> {
-    let mut ids: Vec<u32> = ids.collect();
-    ids.sort_unstable();
-    ids.dedup();
-    ids
-}
-
-fn names(ids: impl Iterator<Item = u32>) -> String {
-    let ids = sorted(ids);
-    let shown: Vec<String> = ids.iter().take(MOST_NAMES).map(ToString::to_string).collect();
-    let more = if ids.len() > shown.len() { ",…" } else { "" };
-    format!("{}{more}", shown.join(","))
 }
 
 /// Members of about the same effect together.

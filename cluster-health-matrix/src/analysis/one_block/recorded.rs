@@ -1,11 +1,12 @@
 //! Artefacts of a scan that kept one time per point: they show in those times themselves.
 
 use super::super::artefact::{self, time};
-use super::super::finding::{Finding, Kind, Replicates};
-use super::super::fit::{middle, robust_sd, step};
+use super::super::finding::{Finding, Kind, Replicates, sorted};
+use super::super::fit::step;
 use super::recur::Recurrence;
 use super::scan::Grid;
-use super::{Undecided, View, sorted};
+use super::{Undecided, View};
+use crate::stats::{median, robust_sd};
 
 /// The first pair after a change of NUMA node in the inner loop.
 pub(super) fn first_visit(view: &View<'_>) -> Option<Finding> {
@@ -25,7 +26,7 @@ pub(super) fn first_visit(view: &View<'_>) -> Option<Finding> {
             .map(|line| grid.line[line])
             .filter(|level| level.is_finite())
             .collect();
-        middle(&mut levels)
+        median(&mut levels)
     };
     let mut by_slot: Vec<Vec<f64>> = vec![Vec::new(); view.scan.slots.len()];
     let mut extras = Vec::new();
@@ -36,7 +37,7 @@ pub(super) fn first_visit(view: &View<'_>) -> Option<Finding> {
             continue;
         }
         let mut own: Vec<f64> = series.iter().map(|(_, value)| value - usual).collect();
-        extras.push((middle(&mut own), axis.ids[first]));
+        extras.push((median(&mut own), axis.ids[first]));
         for (slot, value) in series {
             by_slot[slot].push(value - usual);
         }
@@ -45,7 +46,7 @@ pub(super) fn first_visit(view: &View<'_>) -> Option<Finding> {
         .iter_mut()
         .enumerate()
         .filter(|(_, values)| !values.is_empty())
-        .map(|(slot, values)| (slot, middle(values)))
+        .map(|(slot, values)| (slot, median(values)))
         .collect();
     let recurrence = Recurrence::of(&series, view.scan.slots.len(), 0.0)?;
     let slower = extras.iter().filter(|(extra, _)| *extra > 0.0).count();
@@ -221,7 +222,7 @@ fn onset(view: &View<'_>, at: usize, line: usize) -> Option<Onset> {
     if count < 8 {
         return None;
     }
-    let typical = robust_sd(&values, middle(&mut values.clone()));
+    let typical = robust_sd(&values, median(&mut values.clone()));
     let noise = grid.point_sd.min(typical).max(1e-4);
     let border = view.min_effect.max(6.0 * noise);
     let (mut from, until) = window(&values, border, view.min_effect)?;
@@ -229,7 +230,7 @@ fn onset(view: &View<'_>, at: usize, line: usize) -> Option<Onset> {
     // What was before tells most, if there was something.
     let before = if from >= 3 { &values[..from] } else { &outside[..] };
     let inside = &values[from..until];
-    let (low, high) = (middle(&mut before.to_vec()), middle(&mut inside.to_vec()));
+    let (low, high) = (median(&mut before.to_vec()), median(&mut inside.to_vec()));
     let delta = high - low;
     let spread = |part: &[f64], center: f64| robust_sd(part, center) / (part.len() as f64).sqrt();
     let error =
@@ -353,7 +354,7 @@ pub(super) fn stall(view: &View<'_>) -> Option<Finding> {
     }
     let mut finding = Finding::new(Kind::AllocationStall, Some(table.sweep), Some(&table.load));
     finding.devices = sorted(payers.iter().map(|&line| table.cols.ids[line]));
-    finding.extra_us = Some(1e3 * middle(&mut sums.clone()));
+    finding.extra_us = Some(1e3 * median(&mut sums.clone()));
     finding.scales_with_bytes = Some(false);
     let iterations = view.manifest.plan.h2d.as_ref().map(|plan| plan.iters);
     for ((grid, of), sum) in scan.grids.iter().zip(&of_size).zip(&sums) {
@@ -432,7 +433,7 @@ pub(super) fn checkpoint(view: &View<'_>) -> Option<Finding> {
             .filter(|(seq, ..)| seq % periodic.every == periodic.phase)
             .map(value)
             .collect();
-        middle(&mut values)
+        median(&mut values)
     };
     Some(artefact::describe_checkpoint(table, &periodic, of(&|s| s.1), of(&|s| s.2)))
 }

@@ -1,6 +1,6 @@
 //! Whether something recurs through a whole scan.
 
-use super::super::fit::{middle, robust_sd};
+use crate::stats::{median, robust_sd};
 
 /// Why a series decides nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Recurrence {
         }
         let values: Vec<f64> = series.iter().map(|(_, value)| *value).collect();
         let count = values.len() as f64;
-        let effect = middle(&mut values.clone());
+        let effect = median(&mut values.clone());
         let sd = robust_sd(&values, effect).max(1e-5);
         let mut eighths = Vec::new();
         let mut missing = None;
@@ -51,7 +51,7 @@ impl Recurrence {
                 .filter(|(slot, _)| slot * 8 / slots.max(1) == eighth)
                 .map(|(_, value)| *value)
                 .collect();
-            let level = middle(&mut part);
+            let level = median(&mut part);
             // Less of it may be there at times, but some; a part without members does not show it.
             let error = 1.25 * sd / (part.len() as f64).sqrt();
             let shows = level * effect.signum() > (effect.abs() / 5.0).max(3.0 * error);

@@ -1,9 +1,9 @@
 //! A scan in a fixed order: slots of time, the outer loop, by lines of the inner loop.
 
-use super::super::fit::{middle, robust_sd};
 use super::super::table::{Kinship, Table};
 use super::level;
 use crate::matrix::Axis;
+use crate::stats::{median, robust_sd};
 
 /// One pass of the inner loop.
 #[derive(Debug, Clone, Copy)]
@@ -162,7 +162,7 @@ impl Grid {
         };
         let mut own: Vec<f64> = self.ln.iter().map(|&ln| f64::from(ln)).collect();
         let mut all: Vec<f64> = own.iter().copied().filter(|ln| ln.is_finite()).collect();
-        self.mu = middle(&mut all);
+        self.mu = median(&mut all);
         own.iter_mut().for_each(|ln| *ln -= self.mu);
         let mut scratch = Vec::new();
         for _ in 0..ROUNDS {
@@ -182,7 +182,7 @@ impl Grid {
                         .map(|slot| own[slot * self.inner + line] - self.level[slot])
                         .filter(|value| value.is_finite()),
                 );
-                self.line[line] = middle(&mut scratch);
+                self.line[line] = median(&mut scratch);
             }
             scratch.clear();
             scratch.extend(self.line.iter().copied().filter(|line| line.is_finite()));
@@ -202,7 +202,7 @@ impl Grid {
                 if scratch.is_empty() {
                     continue;
                 }
-                let more = middle(&mut scratch);
+                let more = median(&mut scratch);
                 self.class[class as usize] += more;
                 for (at, _) in kin.iter().filter(|(_, kinship)| *kinship == class) {
                     own[*at] -= more;
@@ -220,7 +220,7 @@ impl Grid {
     pub(super) fn usual_ns(&self) -> f64 {
         let mut levels: Vec<f64> =
             self.level.iter().copied().filter(|level| level.is_finite()).collect();
-        (self.mu + middle(&mut levels)).exp()
+        (self.mu + median(&mut levels)).exp()
     }
 
     /// Logarithm of the longest time ÷ the shortest one.
@@ -275,7 +275,7 @@ impl Grid {
                     .map(|&line| self.against_slot(slot, line))
                     .filter(|value| value.is_finite()),
             );
-            middle(&mut scratch)
+            median(&mut scratch)
         };
         (0..self.level.len())
             .map(|slot| (slot, level(slot, members) - level(slot, others)))

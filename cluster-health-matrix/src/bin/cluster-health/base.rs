@@ -1,5 +1,6 @@
 //! `validate` and `sizes`: options, and what the commands do.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use clap::Args;
 use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{Bandwidth, ByteSize, Machine};
 use cluster_health_matrix::run::OpenMode;
+use cluster_health_matrix::session::StartRanks;
 use cluster_health_matrix::sizes::{self, Series, SizeSweep, SizesPlan};
 use cluster_health_matrix::validate::{self, LineStatus, Table, ValidatePlan};
 use cluster_health_matrix::{CancelToken, Error, Result};
@@ -78,6 +80,27 @@ impl FewArgs {
     }
 }
 
+/// A builder with these options; the builders have no type in common.
+macro_rules! with_few {
+    ($builder:expr, $few:expr) => {{
+        let few: &FewArgs = $few;
+        let mut builder = $builder
+            .iters(few.iters)
+            .warmup(few.warmup)
+            .repeats(few.repeats)
+            .seed(few.seed)
+            .timeout(few.timeout()?)
+            .expect_hbm(few.expect_hbm()?);
+        if let Some(devices) = parse_list("--devices", &few.devices)? {
+            builder = builder.devices(devices);
+        }
+        if let Some(cpus) = parse_list("--cpus", &few.cpus)? {
+            builder = builder.cpus(cpus);
+        }
+        builder
+    }};
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ValidateArgs {
     #[command(flatten)]
@@ -100,19 +123,7 @@ impl ValidateArgs {
     fn plan(&self, machine: &Machine) -> Result<ValidatePlan> {
         let few = &self.few;
         few.check_load()?;
-        let mut builder = ValidatePlan::builder()
-            .iters(few.iters)
-            .warmup(few.warmup)
-            .repeats(few.repeats)
-            .seed(few.seed)
-            .timeout(few.timeout()?)
-            .expect_hbm(few.expect_hbm()?);
-        if let Some(devices) = parse_list("--devices", &few.devices)? {
-            builder = builder.devices(devices);
-        }
-        if let Some(cpus) = parse_list("--cpus", &few.cpus)? {
-            builder = builder.cpus(cpus);
-        }
+        let mut builder = with_few!(ValidatePlan::builder(), few);
         if let Some(sizes) = &self.sizes {
             builder = builder.sizes(parse_sizes(sizes)?);
         }
@@ -136,45 +147,60 @@ fn parse_orders(option: &str, text: &str) -> Result<Vec<u32>> {
     text.split(',').enumerate().map(number).collect()
 }
 
-/// The group of this process when `ranks` of them are needed; `None` when one process is enough.
-fn group(
+/// Measures with `ranks` ranks as far as they are needed: follows rank 0, or records.
+fn measured<T>(
     machine: &Machine,
     few: &FewArgs,
+    folder: &FolderArgs,
     ranks: usize,
-) -> Result<Option<std::sync::Arc<RankGroup>>> {
+    follow: impl FnOnce(&RankGroup, &mut CancelToken) -> Result<bool>,
+    record: impl FnOnce(Option<StartRanks<'_>>, OpenMode, &mut Terminal) -> Result<T>,
+) -> Result<ControlFlow<Done, T>> {
+    let mut cancel = CancelToken::new();
+    stop_on_signals(&cancel)?;
+    let mode = folder.mode()?;
     let mut membership = Membership::find(few.ranks, few.timeout()?)?;
-    let launched = matches!(membership, Membership::Rank(_));
-    if !launched && (ranks < 2 || machine.has_virtual_time()) {
-        return Ok(None);
+    if let Some(group) = membership.follower() {
+        let whole = follow(group, &mut cancel)?;
+        return Ok(ControlFlow::Break(if whole { Done::Clean } else { Done::Wanting }));
     }
-    let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
-    membership.lead_of(ranks).map(Some)
+    let is_launched = matches!(membership, Membership::Rank(_));
+    let needed = is_launched || (ranks > 1 && !machine.has_virtual_time());
+    let mut start = || membership.lead_of(u32::try_from(ranks).unwrap_or(u32::MAX));
+    let mut terminal = Terminal::new(folder.output.quiet, cancel);
+    let result = record(if needed { Some(&mut start) } else { None }, mode, &mut terminal);
+    terminal.finish();
+    result.map(ControlFlow::Continue)
+}
+
+fn tell_interrupted(complete: bool) {
+    if !complete {
+        log!("interrupted: not everything was measured; --resume begins anew");
+    }
 }
 
 pub(crate) fn validate(args: &ValidateArgs) -> Result<Done> {
     let machine = args.few.backend.machine()?;
     let plan = args.plan(&machine)?;
-    let mut cancel = CancelToken::new();
-    stop_on_signals(&cancel)?;
-    let mode = args.folder.mode()?;
-    let group = group(&machine, &args.few, plan.ranks())?;
-    if let Some(group) = group.as_deref()
-        && group.rank() > 0
-    {
-        let whole = validate::follow(&machine, &plan, group, &mut cancel)?;
-        return Ok(if whole { Done::Clean } else { Done::Wanting });
-    }
-    let output = &args.folder.output;
-    let mut terminal = Terminal::new(output.quiet, cancel);
-    let result =
-        validate::record(&machine, &plan, group.as_deref(), &args.folder.out, mode, &mut terminal);
-    terminal.finish();
-    let table = result?;
+    let (out, output) = (&args.folder.out, &args.folder.output);
+    let table = measured(
+        &machine,
+        &args.few,
+        &args.folder,
+        plan.ranks(),
+        |group, cancel| validate::follow(&machine, &plan, group, cancel),
+        |ranks, mode, terminal| validate::record(&machine, &plan, ranks, out, mode, terminal),
+    )?;
+    let table = match table {
+        ControlFlow::Continue(table) => table,
+        ControlFlow::Break(done) => return Ok(done),
+    };
     if table.count(LineStatus::Measured) == 0 {
         let reason = table.lines.iter().find_map(|line| line.reason.clone());
         return Err(Error::output("nothing could be measured", reason.unwrap_or_default()));
     }
     show_table(&table, output.json);
+    tell_interrupted(table.complete);
     let whole = table.complete && table.count(LineStatus::Failed) == 0;
     Ok(if whole { Done::Clean } else { Done::Wanting })
 }
@@ -243,19 +269,7 @@ impl SizesArgs {
     fn plan(&self, machine: &Machine) -> Result<SizesPlan> {
         let few = &self.few;
         few.check_load()?;
-        let mut builder = SizesPlan::builder()
-            .iters(few.iters)
-            .warmup(few.warmup)
-            .repeats(few.repeats)
-            .seed(few.seed)
-            .timeout(few.timeout()?)
-            .expect_hbm(few.expect_hbm()?);
-        if let Some(devices) = parse_list("--devices", &few.devices)? {
-            builder = builder.devices(devices);
-        }
-        if let Some(cpus) = parse_list("--cpus", &few.cpus)? {
-            builder = builder.cpus(cpus);
-        }
+        let mut builder = with_few!(SizesPlan::builder(), few);
         if let Some(pair) = &self.device_pair {
             builder = builder.pair(parse_pair(pair)?);
         }
@@ -282,23 +296,19 @@ pub(crate) fn sizes(args: &SizesArgs) -> Result<Done> {
     }
     let machine = args.few.backend.machine()?;
     let plan = args.plan(&machine)?;
-    let mut cancel = CancelToken::new();
-    stop_on_signals(&cancel)?;
-    let mode = args.folder.mode()?;
-    let ranks = if plan.pair.is_some() { 2 } else { 1 };
-    let group = group(&machine, &args.few, ranks)?;
-    if let Some(group) = group.as_deref()
-        && group.rank() > 0
-    {
-        let whole = sizes::follow(&machine, &plan, group, &mut cancel)?;
-        return Ok(if whole { Done::Clean } else { Done::Wanting });
-    }
-    let output = &args.folder.output;
-    let mut terminal = Terminal::new(output.quiet, cancel);
-    let result =
-        sizes::record(&machine, &plan, group.as_deref(), &args.folder.out, mode, &mut terminal);
-    terminal.finish();
-    let sweep = result?;
+    let (out, output) = (&args.folder.out, &args.folder.output);
+    let sweep = measured(
+        &machine,
+        &args.few,
+        &args.folder,
+        if plan.pair.is_some() { 2 } else { 1 },
+        |group, cancel| sizes::follow(&machine, &plan, group, cancel),
+        |ranks, mode, terminal| sizes::record(&machine, &plan, ranks, out, mode, terminal),
+    )?;
+    let sweep = match sweep {
+        ControlFlow::Continue(sweep) => sweep,
+        ControlFlow::Break(done) => return Ok(done),
+    };
     if sweep.measured() == 0 {
         let reasons = sweep.series.iter().find_map(|series| {
             let of_visits = series.visits.iter().find_map(|visit| visit.reason.clone());
@@ -307,6 +317,7 @@ pub(crate) fn sizes(args: &SizesArgs) -> Result<Done> {
         return Err(Error::output("nothing could be measured", reasons.unwrap_or_default()));
     }
     show_sizes(&sweep, output.json);
+    tell_interrupted(sweep.complete);
     let whole = sweep.complete && !sweep.series.iter().any(Series::has_failures);
     Ok(if whole { Done::Clean } else { Done::Wanting })
 }

@@ -120,7 +120,7 @@ impl Membership {
     }
 
     /// The group of a rank that is not the one that records.
-    fn follower(&self) -> Option<&RankGroup> {
+    pub(crate) fn follower(&self) -> Option<&RankGroup> {
         match self {
             Self::Rank(group) if group.rank() > 0 => Some(group),
             _ => None,

@@ -22,17 +22,10 @@ use crate::samples::{DataCheck, PointStatus, Sample, Timer};
 use crate::schedule::PlannedPoint;
 use crate::sweep::engine::{Stage, loads_of, point_tags, records_of};
 use crate::sweep::warmup::{Verdict, Warmup};
+use crate::visit::{SKEW_REPEATS, START_MARGIN_NS, is_skewed, whole_ns};
 
 /// Names the control board among what ranks send each other.
 const CONTROL_TAG: u64 = u64::MAX - 1;
-
-/// An agreed start lies so far ahead that the later rank has read it by then.
-const START_MARGIN_NS: u64 = 500;
-
-/// A start skew above both is measured again, so often at most.
-const SKEW_NS: u64 = 2_000;
-const SKEW_SHARE: f64 = 0.05;
-const SKEW_REPEATS: u32 = 3;
 
 /// Iterations whose times fit one message.
 const CHUNK: usize = 64;
@@ -470,7 +463,7 @@ impl<'a> LivePair<'a> {
             sample.host_iter_ns = Some(host_ns);
             sample.timer = if batch == 1 { Timer::Event } else { Timer::EventBatch };
         }
-        let skewed = !shared && skew > SKEW_NS && to_f64(skew) > SKEW_SHARE * to_f64(fastest);
+        let skewed = !shared && is_skewed(skew, fastest);
         Ok(if skewed { Timed::Skewed } else { Timed::Good })
     }
 
@@ -624,20 +617,4 @@ fn note_cpu(list: &mut Vec<CpuId>, cpu: CpuId) {
     if !list.contains(&cpu) {
         list.push(cpu);
     }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "times stay far below 2^53 ns")]
-fn to_f64(nanoseconds: u64) -> f64 {
-    nanoseconds as f64
-}
-
-/// Nanoseconds of a device's clock as a sample holds them.
-fn whole_ns(nanoseconds: f64) -> u64 {
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the cast saturates, and negative or undefined times become 0"
-    )]
-    let whole = nanoseconds.round() as u64;
-    whole
 }
