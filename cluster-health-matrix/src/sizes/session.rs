@@ -1,5 +1,6 @@
 //! The result folder of a size sweep, and several of them beside each other.
 
+#[cfg(feature = "png")]
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
