@@ -22,7 +22,7 @@ struct Places {
     rows: BTreeMap<u32, u64>,
     cols: BTreeMap<u32, u64>,
     points: u64,
-    /// Of each row and column, how many points were looked at at all.
+    /// Of the first one.
     reason: Option<String>,
 }
 

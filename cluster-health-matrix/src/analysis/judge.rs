@@ -12,6 +12,7 @@ use super::suspect::{
 };
 use super::table::{Kinship, Obs, Table};
 use crate::samples::Sweep;
+use crate::student::holm;
 
 /// Family-wise error of all structural findings of a run.
 const FAMILY_WISE_ERROR: f64 = 0.001;
@@ -171,19 +172,12 @@ pub(crate) fn confirmed(
         let (threshold, _) = thresholds(size);
         tested.push((p, Confirmed { shape: suspect.shape.clone(), by_size, size, threshold }));
     }
-    // Holm: the k-th smallest of m is compared with the level ÷ (m − k).
-    tested.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let count = tested.len();
-    let passed = tested
-        .iter()
-        .enumerate()
-        .take_while(|(rank, (p, _))| *p <= FAMILY_WISE_ERROR / (count - rank) as f64)
-        .count();
-    tested.truncate(passed);
+    let passed = holm(&tested.iter().map(|(p, _)| *p).collect::<Vec<f64>>(), FAMILY_WISE_ERROR);
     let mut found: Vec<Confirmed> = tested
         .into_iter()
-        .map(|(_, confirmed)| confirmed)
-        .filter(|confirmed| confirmed.threshold.is_finite())
+        .zip(passed)
+        .filter(|((_, confirmed), passed)| *passed && confirmed.threshold.is_finite())
+        .map(|((_, confirmed), _)| confirmed)
         .collect();
     let shapes: Vec<Shape> = found.iter().map(|confirmed| confirmed.shape.clone()).collect();
     found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));

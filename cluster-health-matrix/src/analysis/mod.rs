@@ -18,7 +18,7 @@ use std::path::Path;
 pub(crate) use evidence::{Axes, Evidence};
 pub use finding::{Diagnosis, Effect, Finding, Kind, Replicates, Verdict};
 pub(crate) use load::is_comparison;
-pub(crate) use table::Table;
+pub(crate) use table::{Kinship, Table};
 
 use crate::error::Result;
 use crate::report::Report;
@@ -42,24 +42,20 @@ struct Fitted {
 }
 
 impl Fitted {
-    fn new(mut table: Table) -> Self {
-        table.arrange();
-        let all = |table: &Table| -> Vec<Option<fit::Fit>> {
-            (0..table.sizes.len()).map(|size| fit::fit(table, size, None)).collect()
-        };
-        let mut fits = all(&table);
-        let additive = additive::find(&table, &fits);
-        if !additive.is_empty() {
-            additive::remove(&mut table, &additive);
-            fits = all(&table);
+    fn new(table: Table) -> Self {
+        let mut fitted = Self::plain(table);
+        fitted.additive = additive::find(&fitted.table, &fitted.fits);
+        if !fitted.additive.is_empty() {
+            additive::remove(&mut fitted.table, &fitted.additive);
+            fitted.fits = fits_of(&fitted.table, None);
         }
-        Self { table, fits, additive }
+        fitted
     }
 
     /// With nothing taken out of the table: in a fixed order, time and place are one.
     fn plain(mut table: Table) -> Self {
         table.arrange();
-        let fits = (0..table.sizes.len()).map(|size| fit::fit(&table, size, None)).collect();
+        let fits = fits_of(&table, None);
         Self { table, fits, additive: Vec::new() }
     }
 
@@ -88,9 +84,13 @@ impl Fitted {
             (0..cols).map(|col| left(&mut (0..rows).map(|row| row * cols + col), rows)).collect();
         let mask =
             |row: usize, col: usize| masked[row * cols + col] && row_left[row] && col_left[col];
-        self.fits =
-            (0..self.fits.len()).map(|size| fit::fit(&self.table, size, Some(&mask))).collect();
+        self.fits = fits_of(&self.table, Some(&mask));
     }
+}
+
+/// The fits of all sizes.
+fn fits_of(table: &Table, mask: Option<fit::Mask<'_>>) -> Vec<Option<fit::Fit>> {
+    (0..table.sizes.len()).map(|size| fit::fit(table, size, mask)).collect()
 }
 
 /// The confirming visits that the blocks of a sweep call for: the cells of each round. One table per

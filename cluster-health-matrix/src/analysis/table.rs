@@ -9,7 +9,8 @@ use crate::matrix::Axis;
 use crate::samples::{Phase, PointStatus, Sample, Sweep};
 use crate::stats::median;
 
-/// What the CPUs of a pair share.
+/// What the CPUs of a pair share. Those that share a core take turns on it: their normal time is a
+/// class of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kinship {
     Strangers,
@@ -53,6 +54,9 @@ impl Obs {
         self.phase == Phase::Confirm
     }
 }
+
+/// Points that room is made for at most, 36 bytes each.
+const MOST_RESERVED: usize = 1 << 22;
 
 /// The points of one sweep and load.
 #[derive(Debug, Clone)]
@@ -112,6 +116,13 @@ impl Table {
     /// The same axes without points.
     pub(crate) fn empty(&self) -> Self {
         Self { obs: Vec::new(), ..self.clone() }
+    }
+
+    /// Makes room for so many points, so that gathering them does not move what is there between two
+    /// points that are measured. Where there is no such room it grows as it fills.
+    pub(crate) fn reserve(&mut self, points: usize) {
+        // Sentinels come on top.
+        self.obs.try_reserve_exact(points.saturating_add(points / 40).min(MOST_RESERVED)).ok();
     }
 
     /// Adds a point that was timed; others, and those of another kind of memory, are left out.

@@ -129,6 +129,15 @@ pub(super) fn drive<P: Points>(
     let Extent { repeats, ci, confirm, seed } = extent;
     let first_seq = course.first_seq;
     let total = first_seq + schedule.block_len() as u64 * u64::from(repeats);
+    let loads = gathered.len().max(1);
+    for load in gathered.iter_mut() {
+        match (confirm, &mut load.table) {
+            (Some(_), Some(table)) => {
+                table.reserve(schedule.block_len().saturating_mul(repeats as usize) / loads);
+            }
+            _ => load.table = None,
+        }
+    }
     let mut run = Drive {
         points,
         gathered,
@@ -162,10 +171,7 @@ pub(super) fn drive<P: Points>(
     if let Some(min_effect) = confirm {
         let usable = |row: usize, column: usize| run.points.is_usable(Cell { row, column });
         // Nothing of the sweep is judged after this: the tables are handed over.
-        let tables = run.gathered.iter_mut().map(|load| {
-            let empty = load.table.empty();
-            std::mem::replace(&mut load.table, empty)
-        });
+        let tables = run.gathered.iter_mut().filter_map(|load| load.table.take());
         let rounds = confirmation(tables.collect(), min_effect, seed, &usable);
         for cells in &rounds {
             if !run.measure_all(schedule.confirm(cells))? {
@@ -180,13 +186,16 @@ pub(super) fn drive<P: Points>(
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) estimates: Estimates,
-    pub(super) table: Table,
+    /// While there is something to be confirmed.
+    pub(super) table: Option<Table>,
 }
 
 impl Gathered {
     fn add(&mut self, sample: &Sample) {
         self.estimates.add(sample);
-        self.table.add(sample);
+        if let Some(table) = &mut self.table {
+            table.add(sample);
+        }
     }
 }
 

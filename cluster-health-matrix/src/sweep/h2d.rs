@@ -113,7 +113,13 @@ pub(crate) fn h2d_in(
         let (load, sizes, axes) = (load.to_string(), || plan.sizes.clone(), (&rows, &columns));
         let (rows, columns) = (axes.0.clone(), axes.1.clone());
         Gathered {
-            table: Table::new(sweep, &load, sizes(), (rows.clone(), columns.clone()), core_of),
+            table: Some(Table::new(
+                sweep,
+                &load,
+                sizes(),
+                (rows.clone(), columns.clone()),
+                core_of,
+            )),
             estimates: Estimates::new(sweep, &load, sizes(), rows, columns),
         }
     };

@@ -108,6 +108,10 @@ fn first_visit(table: &Table, groups: &[Group<'_>]) -> Option<Finding> {
 }
 
 fn allocation_stall(table: &Table, groups: &[Group<'_>]) -> Option<Finding> {
+    // Pairs have no host buffers.
+    if table.sweep.is_pair() {
+        return None;
+    }
     let touched = table.obs.iter().filter(|obs| obs.touched).count();
     // Buffers that are made before the first bind are new in the first points of the run.
     let early = table.obs.iter().take(4).map(|obs| obs.seq).max()?;

@@ -21,7 +21,7 @@ use super::engine::{
     mark_implausible, reset,
 };
 use super::warmup::Best;
-use crate::analysis::Table;
+use crate::analysis::{Kinship, Table};
 use crate::error::{Error, Result};
 use crate::estimate::{Estimates, pair_axes};
 use crate::matrix::{CellStatus, Matrix};
@@ -184,7 +184,7 @@ pub(crate) fn core_pair_in(
         let (rows, columns) = (axes.0.clone(), axes.1.clone());
         let axes = (rows.clone(), columns.clone());
         Gathered {
-            table: Table::new(Sweep::CorePair, &load, sizes(), axes, core_of),
+            table: Some(Table::new(Sweep::CorePair, &load, sizes(), axes, core_of)),
             estimates: Estimates::new(Sweep::CorePair, &load, sizes(), rows, columns),
         }
     };
@@ -258,16 +258,9 @@ fn ran_on(sample: &mut Sample) -> &mut [Vec<CpuId>] {
     }
 }
 
+/// Values of [`Kinship`]. Against the best of all pairs the first visit of one that shares a core
+/// would never settle.
 const KINSHIPS: usize = 3;
-
-/// What two CPUs share. Pairs that share a core take turns on it: their normal time is a class of
-/// its own, and measured against the best of all pairs their first visit would never settle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kinship {
-    Strangers,
-    Siblings,
-    SameCpu,
-}
 
 /// The pairs of a plan.
 struct Pairs<'a> {
