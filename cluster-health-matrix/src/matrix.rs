@@ -94,6 +94,29 @@ impl Axis {
     }
 }
 
+/// What the model of a sampled sweep says about the cells that it did not measure: sizes × rows ×
+/// columns each, NaN where a cell was measured or nothing can be said.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Prediction {
+    /// Decimal GB/s.
+    pub gbps: Array3<f32>,
+    /// Half-width of the 95 % interval in which one visit of the cell would lie, as a share of the
+    /// predicted rate.
+    pub error: Array3<f32>,
+}
+
+impl Prediction {
+    /// Nothing predicted: all NaN.
+    #[must_use]
+    pub fn new(shape: (usize, usize, usize)) -> Self {
+        Self {
+            gbps: Array3::from_elem(shape, f32::NAN),
+            error: Array3::from_elem(shape, f32::NAN),
+        }
+    }
+}
+
 /// The measured rates of one sweep under one load: sizes × rows × columns.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -117,6 +140,9 @@ pub struct Matrix {
     pub spread: Array3<f64>,
     /// How each cell came out.
     pub status: Array3<CellStatus>,
+    /// The cells that a sampled sweep left out, from its model; `None` where all were to be
+    /// measured.
+    pub predicted: Option<Prediction>,
 }
 
 impl Matrix {
@@ -134,6 +160,7 @@ impl Matrix {
             gbps: Array3::from_elem(shape, f64::NAN),
             spread: Array3::from_elem(shape, f64::NAN),
             status: Array3::from_elem(shape, CellStatus::NotVisited),
+            predicted: None,
         }
     }
 
@@ -159,6 +186,10 @@ impl Matrix {
             gbps: self.gbps.index_axis(Dimension(0), index),
             spread: self.spread.index_axis(Dimension(0), index),
             status: self.status.index_axis(Dimension(0), index),
+            predicted: self.predicted.as_ref().map(|predicted| Predicted {
+                gbps: predicted.gbps.index_axis(Dimension(0), index),
+                error: predicted.error.index_axis(Dimension(0), index),
+            }),
         }
     }
 
@@ -166,6 +197,16 @@ impl Matrix {
     pub fn slices(&self) -> impl Iterator<Item = Slice<'_>> {
         (0..self.sizes.len()).map(|index| self.slice(index))
     }
+}
+
+/// A view of one size of a [`Prediction`]: rows × columns.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Predicted<'a> {
+    /// Decimal GB/s, NaN where the cell was measured or nothing can be said.
+    pub gbps: ArrayView2<'a, f32>,
+    /// Half-width of the 95 % interval, see [`Prediction::error`].
+    pub error: ArrayView2<'a, f32>,
 }
 
 /// A view of one size: rows × columns.
@@ -190,6 +231,8 @@ pub struct Slice<'a> {
     pub spread: ArrayView2<'a, f64>,
     /// How each cell came out.
     pub status: ArrayView2<'a, CellStatus>,
+    /// The cells that a sampled sweep left out; `None` where all were to be measured.
+    pub predicted: Option<Predicted<'a>>,
 }
 
 impl Slice<'_> {
