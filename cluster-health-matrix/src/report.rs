@@ -131,7 +131,10 @@ impl Report {
             matrices.push(matrix);
         }
         manifest.points = points;
-        let diagnosis = gathering.evidence.judge(&manifest, expect);
+        let (diagnosis, mut predictions) = gathering.evidence.judge(&manifest, expect);
+        for matrix in &mut matrices {
+            matrix.predicted = predictions.remove(&(matrix.sweep, matrix.load.clone()));
+        }
         manifest.verdict = Some(diagnosis.verdict.as_str().to_owned());
         manifest.summary = matrices
             .iter()
