@@ -38,7 +38,7 @@ impl Effort {
         Self::FULL,
         Self { across: 3, part: 4, lines: 32, controls: 12 },
         Self { across: 2, part: 3, lines: 24, controls: 8 },
-        Self { across: 1, part: 2, lines: 12, controls: 6 },
+        Self { across: 2, part: 2, lines: 12, controls: 6 },
     ];
 }
 

@@ -12,7 +12,7 @@ use super::suspect::{Shape, Suspect};
 use super::table::{Kinship, Table};
 use crate::matrix::Prediction;
 use crate::schedule::Cell;
-use crate::stats::{median, robust_sd};
+use crate::stats::{median, quantile, robust_sd};
 
 /// What a fit of few visited cells knows about its lines, rows (0) and columns (1).
 #[derive(Debug, Clone)]
@@ -21,6 +21,8 @@ pub(crate) struct Sampled {
     pub(crate) seen: [Vec<u32>; 2],
     /// Levels of the lines by their own visits alone, comparable with those of the fit.
     pub(crate) raw: [Vec<f64>; 2],
+    /// Lines of which some visits are slow and others are not: something else crosses them.
+    pub(crate) is_partial: [Vec<bool>; 2],
     /// Standard deviation of the lines about their node.
     pub(crate) spread: [f64; 2],
     /// Of one visit about the model.
@@ -273,19 +275,30 @@ pub(crate) fn fit(
         }
     }
     // Lines that are far out are beyond what rests are clipped to.
+    let mut is_partial = [vec![false; shape[0]], vec![false; shape[1]]];
     for axis in [0, 1] {
-        let mut own = vec![Vec::new(); shape[axis]];
-        for visit in visits.iter().filter(|visit| is_out[axis][visit.lines[axis]]) {
+        let own = own_rests(&visits, axis, shape[axis], |visit| {
             let other = 1 - axis;
-            let beside = node[0][nodes[0].0[visit.lines[0]]]
-                + node[1][nodes[1].0[visit.lines[1]]]
-                + line[other][visit.lines[other]]
-                + class[visit.class as usize];
-            own[visit.lines[axis]].push(visit.ln - mu - time[visit.place] - beside);
-        }
-        for (at, own) in own.iter_mut().enumerate().filter(|(_, own)| !own.is_empty()) {
-            raw[axis][at] = median(own);
-            line[axis][at] = raw[axis][at];
+            let base = node[0][nodes[0].0[visit.lines[0]]] + node[1][nodes[1].0[visit.lines[1]]];
+            let beside = line[other][visit.lines[other]] + class[visit.class as usize];
+            visit.ln - mu - time[visit.place] - base - beside
+        });
+        for (at, mut own) in own.into_iter().enumerate() {
+            let count = own.len();
+            if count < 3 {
+                continue;
+            }
+            let level = median(&mut own);
+            let mean = own.iter().sum::<f64>() / count as f64;
+            // The part that is nearer to the others.
+            let near = quantile(&mut own, if mean > 0.0 { 0.25 } else { 0.75 });
+            is_partial[axis][at] = mean.abs() > 4.0 * sd / (count as f64).sqrt()
+                && near / mean < 0.3
+                && (mean - near).abs() > 2.5 * sd;
+            if is_out[axis][at] {
+                raw[axis][at] = if is_partial[axis][at] { near } else { level };
+                line[axis][at] = raw[axis][at];
+            }
         }
     }
     let levels = [0, 1].map(|axis| -> Vec<f64> {
@@ -315,8 +328,22 @@ pub(crate) fn fit(
         visit_sd,
         replicates: coverage(table, size).0,
         which,
-        sampled: Some(Sampled { seen, raw, spread, sd }),
+        sampled: Some(Sampled { seen, raw, is_partial, spread, sd }),
     })
+}
+
+/// The rests of each line's visits.
+fn own_rests(
+    visits: &[Visit],
+    axis: usize,
+    lines: usize,
+    rest: impl Fn(&Visit) -> f64,
+) -> Vec<Vec<f64>> {
+    let mut own = vec![Vec::new(); lines];
+    for visit in visits {
+        own[visit.lines[axis]].push(rest(visit));
+    }
+    own
 }
 
 /// Variance that visits of one line share, from the products of their rests.
@@ -438,7 +465,7 @@ pub(crate) fn known_to(fit: &Fit) -> f64 {
             (0..sampled.seen[axis].len()).map(move |line| sampled.variance(axis, line).sqrt())
         })
         .collect();
-    (1.96 * crate::stats::quantile(&mut errors, 0.9)).exp_m1()
+    (1.96 * quantile(&mut errors, 0.9)).exp_m1()
 }
 
 /// Cells in line with suspected rectangles that were not visited: they tell where those begin and end.

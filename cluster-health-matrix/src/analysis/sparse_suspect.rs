@@ -21,11 +21,15 @@ pub(crate) fn find(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
     let Some(Sight { mut lines, grid, .. }) = look(table, fit, min_effect) else {
         return Vec::new();
     };
-    lines.extend(grid.rectangles(min_effect, Grid::is_sure).into_iter().map(|rectangle| {
+    let shape = table.shape();
+    for rectangle in grid.rectangles(min_effect, Grid::is_sure) {
         let effect = rectangle.effect;
         let (rows, cols) = grid.members(&rectangle);
-        Suspect { shape: Shape::Block { rows, cols }, effect, size: 0 }
-    }));
+        // What spans an axis are lines.
+        if rows.len() < shape[0] && cols.len() < shape[1] {
+            lines.push(Suspect { shape: Shape::Block { rows, cols }, effect, size: 0 });
+        }
+    }
     lines
 }
 
@@ -88,7 +92,7 @@ fn find_lines(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
             .enumerate()
             .filter(|&(line, own)| {
                 let least = (0.8 * levels.threshold).max(LINE_Z * sampled.error(axis, line));
-                sampled.seen[axis][line] >= 2 && own > least
+                sampled.seen[axis][line] >= 2 && own > least && !sampled.is_partial[axis][line]
             })
             .map(|(line, own)| (own / sampled.error(axis, line), own, line))
             .collect();
@@ -236,8 +240,12 @@ impl Grid {
             if !wanted(self, &best) {
                 break;
             }
-            for row in best.bins[0].0..best.bins[0].1 {
-                for col in best.bins[1].0..best.bins[1].1 {
+            // Bins at its edges are partly of it.
+            let around = |(first, end): (usize, usize), axis: usize| {
+                first.saturating_sub(1)..(end + 1).min(bins[axis])
+            };
+            for row in around(best.bins[0], 0) {
+                for col in around(best.bins[1], 1) {
                     sums[row * bins[1] + col] = 0.0;
                     counts[row * bins[1] + col] = 0;
                 }
