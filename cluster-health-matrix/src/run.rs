@@ -24,10 +24,11 @@ use serde_json::Value;
 use crate::environment::{ActivityRecord, Environment};
 use crate::error::{Error, Result};
 use crate::plan::{CorePairPlan, H2dPlan, Order, PROBE_SIZE};
+use crate::policies::{POLICIES_CSV, POLICIES_JSON, POLICIES_PNG, POLICIES_XLSX, PoliciesPlan};
 use crate::samples::{PointStatus, Sample, Sweep};
 use crate::sizes::{SIZES_CSV, SIZES_JSON, SIZES_PNG, SizesPlan};
 use crate::sweep::Timings;
-use crate::validate::{VALIDATE_CSV, VALIDATE_JSON, ValidatePlan};
+use crate::validate::{VALIDATE_CSV, VALIDATE_JSON, VALIDATE_XLSX, ValidatePlan};
 
 /// Version of all files in the folder.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -239,6 +240,9 @@ pub struct PlanRecord {
     /// The size sweep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sizes: Option<SizesRecord>,
+    /// The policy sweep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policies: Option<PoliciesPlan>,
 }
 
 /// Where a size sweep comes from.
@@ -814,6 +818,11 @@ fn is_ours(name: &str) -> bool {
         "placement.json",
         VALIDATE_JSON,
         VALIDATE_CSV,
+        VALIDATE_XLSX,
+        POLICIES_JSON,
+        POLICIES_CSV,
+        POLICIES_XLSX,
+        POLICIES_PNG,
         SIZES_JSON,
         SIZES_CSV,
         SIZES_PNG,
