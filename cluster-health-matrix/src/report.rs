@@ -295,7 +295,7 @@ impl Gathering {
         if axes.iter().all(Option::is_none) {
             return Err(crate::Error::format(
                 dir.join(crate::run::MANIFEST).display().to_string(),
-                "the plan names no sweep; what validate and sizes measured is in report.md",
+                "the plan names no sweep; what validate, sizes and policies measured is in report.md",
             ));
         }
         let cells = axes.iter().flatten().fold(0_usize, |sum, (sizes, rows, columns)| {

@@ -1157,7 +1157,8 @@ mod tests {
     #[test]
     fn only_our_own_files_are_ours() {
         let ours = "run.json run.json.tmp samples.jsonl affinity.json matrices.xlsx report.md \
-                    h2d-16MiB.csv h2d-16MiB-pageable.npy core-pair-8MiB.png";
+                    h2d-16MiB.csv h2d-16MiB-pageable.npy core-pair-8MiB.png validate.xlsx \
+                    policies.json policies.csv policies.xlsx policies.png";
         let others = "run.json.bak notes.md h2d.csv h2d-16MiB.csv.gz my-h2d-16MiB.csv a.npy \
                       samples.jsonl.old .tmp";
         assert!(ours.split(' ').all(is_ours));

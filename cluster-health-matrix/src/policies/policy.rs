@@ -189,7 +189,11 @@ impl Policy {
         match self {
             Self::Numa(node) | Self::NumaShard(node) => {
                 if machine.topology().node(*node).is_none() {
-                    return Ok(Err(format!("{self}: NUMA node {node} does not exist")));
+                    let nodes = machine.topology().nodes.iter().map(|node| node.id.to_string());
+                    let nodes = nodes.collect::<Vec<_>>().join(",");
+                    return Ok(Err(format!(
+                        "{self}: NUMA node {node} does not exist; this machine has {nodes}"
+                    )));
                 }
                 if usable_on(machine, *node)?.is_empty() {
                     return Ok(Err(format!("{self}: NUMA node {node} has no usable CPU")));

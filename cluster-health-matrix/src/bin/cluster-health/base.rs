@@ -354,14 +354,14 @@ pub(crate) fn show_sizes(sweep: &SizeSweep, as_json: bool) {
 pub(crate) struct PoliciesArgs {
     #[command(flatten)]
     few: FewArgs,
-    /// Where the ranks' threads may run: none (unbound), all (every usable CPU), local_rank (the rank's
-    /// share of them), numa:N (node N's), numa:N:shard (the rank's share of node N's), cpu:LIST (these,
-    /// such as cpu:0-3,8). Default: none,all,local_rank, numa:N of every node, and with several ranks
-    /// numa:N:shard.
+    /// Where the ranks' threads may run: `none` (unbound), `all` (every usable CPU), `local_rank` (the
+    /// rank's share of them), `numa:N` (node N's), `numa:N:shard` (the rank's share of node N's),
+    /// `cpu:LIST` (these, such as cpu:0-3,8). Default: the first three, `numa:N` of every node, and with
+    /// several ranks `numa:N:shard`.
     #[arg(long, env = "CLUSTER_HEALTH_POLICIES", value_name = "LIST")]
     policies: Option<String>,
-    /// Host memory of copies: bound (on the policy's node, or the device's where the policy has
-    /// several), first-touch (touched by the thread under the policy).
+    /// Host memory of copies: `bound` (on the policy's node, or the device's where the policy has
+    /// several), `first-touch` (touched by the thread under the policy).
     #[arg(
         long,
         env = "CLUSTER_HEALTH_MEMORY",
@@ -369,7 +369,7 @@ pub(crate) struct PoliciesArgs {
         value_name = "LIST"
     )]
     memory: String,
-    /// What is measured: h2d, d2d (within the device), all_gather.
+    /// What is measured: `h2d`, `d2d` (within the device), `all_gather`.
     #[arg(
         long,
         env = "CLUSTER_HEALTH_OPERATIONS",
