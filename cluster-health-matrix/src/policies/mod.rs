@@ -500,3 +500,90 @@ pub fn measure(
 ) -> Result<PolicySweep> {
     measure::lead(machine, plan, group, observer)
 }
+
+#[cfg(test)]
+mod tests {
+    use cluster_health_core::Scenario;
+    use cluster_health_core::affinity::thread_affinity;
+
+    use super::*;
+
+    fn two_nodes(extra: &str) -> Machine {
+        let text = format!("[machine]\ncpus = 8\nnuma_nodes = 2\ndevices = 2\n{extra}");
+        Machine::synthetic(Scenario::parse(&text, "scenario").unwrap()).unwrap()
+    }
+
+    #[test]
+    fn default_policies_are_those_of_the_nodes_that_can_be_used() {
+        let list = |machine: &Machine, devices: &[u32]| {
+            let plan = PoliciesPlan::builder().devices(devices).build(machine).unwrap();
+            plan.policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        let machine = two_nodes("");
+        assert_eq!(list(&machine, &[1]), "none all local_rank numa:0 numa:1");
+        assert_eq!(
+            list(&machine, &[0, 1]),
+            "none all local_rank numa:0 numa:1 numa:0:shard numa:1:shard"
+        );
+        let machine = two_nodes("offline = \"0-3\"\n");
+        assert_eq!(list(&machine, &[0]), "none all local_rank numa:1");
+    }
+
+    #[test]
+    fn bound_memory_lies_on_the_policys_node_else_on_the_devices() {
+        let machine = two_nodes("[h2d]\nnoise = 0\n");
+        let plan = PoliciesPlan::builder()
+            .policies(parse_policies("p", "none,all,numa:0,cpu:2-5,cpu:6").unwrap())
+            .operations([Operation::H2d])
+            .sizes([ByteSize::mib(1)])
+            .devices([1])
+            .build(&machine)
+            .unwrap();
+        let sweep = measure(&machine, &plan, None, &mut ()).unwrap();
+        // Device 1 is on node 1. A synthetic thread runs on the first CPU of its set.
+        for (policy, bound, touched) in
+            [("none", 1, 0), ("all", 1, 0), ("numa:0", 0, 0), ("cpu:2-5", 1, 0), ("cpu:6", 1, 1)]
+        {
+            for (memory, node) in [(Memory::Bound, bound), (Memory::FirstTouch, touched)] {
+                let line = sweep
+                    .lines
+                    .iter()
+                    .find(|line| line.policy.to_string() == policy && line.memory == Some(memory))
+                    .unwrap();
+                let rank = &line.per_rank[0];
+                assert_eq!((rank.misplaced, rank.visits.len()), (0, 3));
+                for visit in &rank.visits {
+                    let nodes: Vec<NodeId> =
+                        visit.page_nodes.as_ref().unwrap().keys().copied().collect();
+                    assert_eq!(nodes, [NodeId(node)], "{policy} {memory:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_threads_own_mask_is_there_again_in_the_end() {
+        std::thread::scope(|scope| {
+            let work = || {
+                let machine = Machine::host().unwrap();
+                let before = thread_affinity().unwrap();
+                let first = before.first().unwrap();
+                let plan = PoliciesPlan::builder()
+                    .policies([Policy::Cpus(vec![first]), Policy::None])
+                    .sizes([ByteSize(4096)])
+                    .repeats(1)
+                    .build(&machine)
+                    .unwrap();
+                let sweep = measure(&machine, &plan, None, &mut ()).unwrap();
+                let allowed = |policy: &Policy| {
+                    let line = sweep.lines.iter().find(|line| line.policy == *policy).unwrap();
+                    line.per_rank[0].visits[0].allowed.clone().unwrap()
+                };
+                assert_eq!(allowed(&plan.policies[0]), CpuSet::from_iter([first]));
+                assert_eq!(allowed(&Policy::None), before);
+                assert_eq!(thread_affinity().unwrap(), before);
+            };
+            scope.spawn(work).join().unwrap();
+        });
+    }
+}
