@@ -53,7 +53,7 @@ pub use error::{Error, Result};
 pub use id::{CpuId, DeviceId, NodeId};
 pub use inventory::AscendInventory;
 pub use load::{LoadGenerator, LoadProfile, LoadRecord};
-pub use machine::{Binding, Machine};
+pub use machine::{Binding, Machine, Placement};
 pub use matmul::DeviceMatmul;
 pub use rank::{RankEnvironment, RankFamily, RankGroup};
 pub use stream::{Event, Stream};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 
 use crate::activity::DeviceActivity;
-use crate::affinity::{BindScope, Census, PinGuard, current_cpu};
+use crate::affinity::{BindScope, Census, CpuSet, MaskGuard, PinGuard, current_cpu};
 use crate::backend::ascend::AscendDriver;
 use crate::backend::host::{HostDriver, monotonic_ns};
 use crate::backend::synthetic::{
@@ -258,6 +258,33 @@ impl Machine {
         }
     }
 
+    /// Leaves the calling thread where it is, ready to be let run on sets of CPUs.
+    ///
+    /// # Errors
+    /// When the kernel does not tell the thread's mask.
+    pub fn placement(&self) -> Result<Placement> {
+        Ok(Placement(match &self.0.cpus {
+            Cpus::System => Placed::System(MaskGuard::new()?),
+            Cpus::Synthetic(driver) => {
+                driver.release(0)?;
+                let all = self.0.topology.online();
+                Placed::Synthetic { driver: Arc::clone(driver), allowed: all.clone(), all }
+            }
+        }))
+    }
+
+    /// The CPU that runs the calling thread right now.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    #[inline]
+    pub fn running_cpu(&self) -> Result<CpuId> {
+        match &self.0.cpus {
+            Cpus::System => current_cpu(),
+            Cpus::Synthetic(driver) => driver.running_cpu(0),
+        }
+    }
+
     /// Tells a synthetic machine which point comes next, since its noise depends on it. Real
     /// machines ignore it.
     #[inline]
@@ -299,6 +326,22 @@ impl SyntheticPair {
     /// When the CPU is not there or refuses the rank, which then stays where it was.
     pub fn bind(&self, rank: u32, cpu: CpuId) -> Result<()> {
         self.0.bind(rank, cpu)
+    }
+
+    /// Lets rank 0 or 1 run on these CPUs: it runs on the first one that takes it.
+    ///
+    /// # Errors
+    /// When none of them does; the rank then stays where it was.
+    pub fn allow(&self, rank: u32, cpus: &CpuSet) -> Result<()> {
+        self.0.allow(rank, cpus)
+    }
+
+    /// Lets rank 0 or 1 run anywhere: it runs on the first online CPU.
+    ///
+    /// # Errors
+    /// For a rank other than 0 and 1.
+    pub fn release(&self, rank: u32) -> Result<()> {
+        self.0.release(rank)
     }
 
     /// The CPU that a rank runs on.
@@ -362,6 +405,62 @@ impl Binding {
         match &self.0 {
             Bound::System(_) => current_cpu(),
             Bound::Synthetic(driver) => driver.running_cpu(0),
+        }
+    }
+}
+
+/// The calling thread on sets of CPUs of a [`Machine`], or unbound; undone on drop.
+///
+/// A synthetic machine has no scheduler: of several CPUs the thread runs on the first one that the
+/// scenario lets it bind to, unbound on the first online one.
+#[derive(Debug)]
+pub struct Placement(Placed);
+
+#[derive(Debug)]
+enum Placed {
+    System(MaskGuard),
+    Synthetic { driver: Arc<SyntheticDriver>, allowed: CpuSet, all: CpuSet },
+}
+
+impl Placement {
+    /// Lets the thread run on these CPUs and no others, verified.
+    ///
+    /// # Errors
+    /// When the kernel refuses; the thread may then run where it could before.
+    pub fn allow(&mut self, cpus: &CpuSet) -> Result<()> {
+        match &mut self.0 {
+            Placed::System(guard) => guard.allow(cpus),
+            Placed::Synthetic { driver, allowed, .. } => {
+                driver.allow(0, cpus)?;
+                allowed.clone_from(cpus);
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets the thread run where it could before all this.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn release(&mut self) -> Result<()> {
+        match &mut self.0 {
+            Placed::System(guard) => guard.release(),
+            Placed::Synthetic { driver, allowed, all } => {
+                driver.release(0)?;
+                allowed.clone_from(all);
+                Ok(())
+            }
+        }
+    }
+
+    /// The CPUs that the thread may run on, as the kernel has them now.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn allowed(&mut self) -> Result<CpuSet> {
+        match &mut self.0 {
+            Placed::System(guard) => guard.allowed(),
+            Placed::Synthetic { allowed, .. } => Ok(allowed.clone()),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! | activity | modules |
 //! |---|---|
 //! | planning | [`plan`], [`schedule`] |
-//! | measuring | [`sweep`], [`samples`], [`estimate`], [`validate`], [`sizes`], [`visit`] |
+//! | measuring | [`sweep`], [`samples`], [`estimate`], [`validate`], [`sizes`], [`policies`], [`visit`] |
 //! | judging | [`analysis`], [`compare`] |
 //! | telling | [`calibrate`], [`placement`], [`blocks`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
@@ -44,6 +44,7 @@ pub mod older;
 pub mod output;
 pub mod placement;
 pub mod plan;
+pub mod policies;
 pub mod report;
 pub mod run;
 pub mod samples;

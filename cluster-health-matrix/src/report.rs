@@ -194,19 +194,10 @@ impl Report {
 
     #[cfg(feature = "xlsx")]
     fn write_workbook(&self, dir: &Path) -> Result<Vec<String>> {
-        use crate::output::xlsx::{Workbook, write};
-        let mut tables = Vec::new();
-        tables.extend(self.affinity.as_ref().map(affinity_table));
-        tables.push(environment_table(&self.manifest));
+        use crate::output::xlsx::{Workbook, write_by_rename};
+        let tables = surroundings(self.affinity.as_ref(), &self.manifest);
         let book = Workbook::new(self.matrices.iter().collect(), tables);
-        let path = dir.join("matrices.xlsx");
-        let temporary = dir.join("matrices.xlsx.tmp");
-        let notes = write(&temporary, &book).inspect_err(|_| {
-            std::fs::remove_file(&temporary).ok();
-        })?;
-        std::fs::rename(&temporary, &path)
-            .map_err(|error| crate::Error::io("writing", &path, error))?;
-        Ok(notes)
+        write_by_rename(dir, "matrices.xlsx", &book)
     }
 }
 
@@ -304,7 +295,7 @@ impl Gathering {
         if axes.iter().all(Option::is_none) {
             return Err(crate::Error::format(
                 dir.join(crate::run::MANIFEST).display().to_string(),
-                "the plan names no sweep; what validate and sizes measured is in report.md",
+                "the plan names no sweep; what validate, sizes and policies measured is in report.md",
             ));
         }
         let cells = axes.iter().flatten().fold(0_usize, |sum, (sizes, rows, columns)| {
@@ -428,6 +419,17 @@ pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
         p90: q(0.9),
         max: q(1.0),
     })
+}
+
+/// The sheets that every workbook ends with.
+#[cfg(feature = "xlsx")]
+pub(crate) fn surroundings(
+    affinity: Option<&AffinityFile>,
+    manifest: &Manifest,
+) -> Vec<crate::output::xlsx::Table> {
+    let mut tables: Vec<_> = affinity.map(affinity_table).into_iter().collect();
+    tables.push(environment_table(manifest));
+    tables
 }
 
 #[cfg(feature = "xlsx")]

@@ -24,10 +24,11 @@ use serde_json::Value;
 use crate::environment::{ActivityRecord, Environment};
 use crate::error::{Error, Result};
 use crate::plan::{CorePairPlan, H2dPlan, Order, PROBE_SIZE};
+use crate::policies::{POLICIES_CSV, POLICIES_JSON, POLICIES_PNG, POLICIES_XLSX, PoliciesPlan};
 use crate::samples::{PointStatus, Sample, Sweep};
 use crate::sizes::{SIZES_CSV, SIZES_JSON, SIZES_PNG, SizesPlan};
 use crate::sweep::Timings;
-use crate::validate::{VALIDATE_CSV, VALIDATE_JSON, ValidatePlan};
+use crate::validate::{VALIDATE_CSV, VALIDATE_JSON, VALIDATE_XLSX, ValidatePlan};
 
 /// Version of all files in the folder.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -239,6 +240,9 @@ pub struct PlanRecord {
     /// The size sweep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sizes: Option<SizesRecord>,
+    /// The policy sweep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policies: Option<PoliciesPlan>,
 }
 
 /// Where a size sweep comes from.
@@ -814,6 +818,11 @@ fn is_ours(name: &str) -> bool {
         "placement.json",
         VALIDATE_JSON,
         VALIDATE_CSV,
+        VALIDATE_XLSX,
+        POLICIES_JSON,
+        POLICIES_CSV,
+        POLICIES_XLSX,
+        POLICIES_PNG,
         SIZES_JSON,
         SIZES_CSV,
         SIZES_PNG,
@@ -1148,7 +1157,8 @@ mod tests {
     #[test]
     fn only_our_own_files_are_ours() {
         let ours = "run.json run.json.tmp samples.jsonl affinity.json matrices.xlsx report.md \
-                    h2d-16MiB.csv h2d-16MiB-pageable.npy core-pair-8MiB.png";
+                    h2d-16MiB.csv h2d-16MiB-pageable.npy core-pair-8MiB.png validate.xlsx \
+                    policies.json policies.csv policies.xlsx policies.png";
         let others = "run.json.bak notes.md h2d.csv h2d-16MiB.csv.gz my-h2d-16MiB.csv a.npy \
                       samples.jsonl.old .tmp";
         assert!(ours.split(' ').all(is_ours));

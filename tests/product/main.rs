@@ -22,6 +22,7 @@ mod full_disk;
 mod launchers;
 mod loads;
 mod pairs;
+mod policies;
 mod ranks;
 mod recorded;
 mod resume;

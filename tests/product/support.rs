@@ -335,3 +335,17 @@ pub(crate) fn assert_summary(run: &Value, wanted: &BTreeMap<u64, (u64, [f64; 5])
         }
     }
 }
+
+/// What Python with openpyxl prints as JSON for `script`, in which `book` is the workbook; `None`, with a
+/// message, where it is missing.
+pub(crate) fn openpyxl(path: &Path, script: &str) -> Option<Value> {
+    let python = |code: &str| Command::new("python3").arg("-c").arg(code).arg(path).output();
+    if !python("import openpyxl").is_ok_and(|output| output.status.success()) {
+        println!("skipped: no python3 with openpyxl");
+        return None;
+    }
+    let start = "import sys, json, openpyxl\nbook = openpyxl.load_workbook(sys.argv[1])\n";
+    let output = python(&format!("{start}{script}")).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{MIB, Place, QUIET, Ran, close, json, names};
+use crate::support::{MIB, Place, QUIET, Ran, close, json, names, openpyxl};
 
 /// Copies at 50 GB/s after 10 µs, all-gathers at 40 GB/s after 20 µs; device 2 is slower by half.
 fn scenario() -> String {
@@ -87,11 +87,42 @@ fn table_of_a_simulated_machine_has_its_rates() {
     let report = fs::read_to_string(place.path("out/report.md")).unwrap();
     assert!(report.contains("| d2d_same_device | rank | idle | 1MiB |"), "{report}");
 
+    if let Some(book) = openpyxl(
+        &place.path("out/validate.xlsx"),
+        "sheet = book['Validate']
+head = [cell.value for cell in sheet[1]]
+rows = [dict(zip(head, [cell.value for cell in row])) for row in sheet.iter_rows(min_row=2)]
+print(json.dumps({'sheets': book.sheetnames, 'rows': rows, 'ranks': book['Ranks'].max_row}))",
+    ) {
+        assert_eq!(
+            book["sheets"],
+            serde_json::json!(["Validate", "Ranks", "Affinity", "Environment"])
+        );
+        let found = book["rows"].as_array().unwrap();
+        let lines = table["lines"].as_array().unwrap();
+        assert_eq!(found.len(), lines.len());
+        let mut ranks = 0;
+        for (row, line) in found.iter().zip(lines) {
+            ranks += line["per_rank"].as_array().unwrap().len() as u64;
+            for name in ["operation", "scope", "bytes", "min", "median", "max", "status", "reason"]
+            {
+                let same = match line[name].as_f64() {
+                    Some(value) => close(row[name].as_f64().unwrap(), value, 1e-12),
+                    None => row[name] == line[name],
+                };
+                assert!(same, "{name}: {row} {line}");
+            }
+        }
+        assert_eq!(book["ranks"], 1 + ranks);
+    }
+
     // The same folder again.
+    fs::remove_file(place.path("out/validate.xlsx")).unwrap();
     for file in ["validate.csv", "report.md"] {
         fs::remove_file(place.path("out").join(file)).unwrap();
     }
     assert_eq!(place.run("report @out").code, Some(0));
+    assert!(place.path("out/validate.xlsx").exists());
     assert_eq!(csv, fs::read_to_string(place.path("out/validate.csv")).unwrap());
     assert_eq!(report, fs::read_to_string(place.path("out/report.md")).unwrap());
     let again = "validate --quiet --backend synthetic:@machine.toml --out @out --sizes 1MiB,16MiB";

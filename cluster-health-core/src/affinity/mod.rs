@@ -5,6 +5,7 @@
 //! | which CPUs (kernel lists, masks) | [`CpuSet`] |
 //! | which ids did the user list, in which order | [`parse_id_list`] |
 //! | run here, provably, until dropped | [`PinGuard`] |
+//! | run on any of these CPUs, or wherever you could before | [`MaskGuard`] |
 //! | which CPUs can be bound, and why not the others | [`Census`] |
 
 mod census;
@@ -18,6 +19,6 @@ mod set;
 
 pub use census::{Census, CensusSummary, CpuRecord, LeftOut, NotBindable, Selection};
 pub use list::parse_id_list;
-pub use pin::{BindScope, PinGuard, current_cpu, set_thread_affinity, thread_affinity};
+pub use pin::{BindScope, MaskGuard, PinGuard, current_cpu, set_thread_affinity, thread_affinity};
 pub use set::CpuSet;
 pub(crate) use set::MAX_ID;

@@ -431,6 +431,102 @@ impl Drop for PinGuard {
     }
 }
 
+/// Lets the calling thread run on sets of CPUs, one after the other; dropping restores the mask
+/// found.
+///
+/// Where a [`PinGuard`] keeps a thread on one CPU, this leaves the choice among several to the
+/// kernel, or, after [`release`](Self::release), among those that the thread had before. Threads
+/// that are started meanwhile inherit the mask of the moment; it is not theirs that is restored.
+///
+/// # Thread binding
+/// The guard belongs to the thread that made it and is neither `Send` nor `Sync`.
+///
+/// ```
+/// use cluster_health_core::affinity::{CpuSet, MaskGuard, thread_affinity};
+///
+/// let before = thread_affinity()?;
+/// let mut guard = MaskGuard::new()?;
+/// guard.allow(&CpuSet::from_iter(before.first()))?;
+/// assert_eq!(guard.allowed()?.len(), 1);
+/// guard.release()?;
+/// assert_eq!(guard.allowed()?, before);
+/// # Ok::<(), cluster_health_core::Error>(())
+/// ```
+#[doc(alias = "sched_setaffinity")]
+pub struct MaskGuard {
+    saved: Vec<u64>,
+    read: Vec<u64>,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for MaskGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MaskGuard")
+            .field("saved", &CpuSet::from_words(&self.saved).to_string())
+            .finish_non_exhaustive()
+    }
+}
+
+impl MaskGuard {
+    /// Remembers the calling thread's mask and changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the kernel does not tell the mask.
+    pub fn new() -> Result<Self> {
+        let mut saved = Vec::new();
+        get_affinity(SELF, &mut saved).map_err(reading_own_mask)?;
+        Ok(Self { saved, read: Vec::new(), _of_this_thread: PhantomData })
+    }
+
+    /// Lets the thread run on these CPUs and no others, and reads that back.
+    ///
+    /// # Errors
+    /// [`Error::System`] with the errno when the kernel refuses, or with errno 0 when it grants only
+    /// some of the CPUs or the thread still runs elsewhere. The mask is then that of before.
+    pub fn allow(&mut self, cpus: &CpuSet) -> Result<()> {
+        let context = || format!("letting the calling thread run on CPUs {cpus} only");
+        get_affinity(SELF, &mut self.read).map_err(reading_own_mask)?;
+        let before = self.read.clone();
+        set_affinity(SELF, cpus.words()).map_err(|refusal| refusal.into_error(context()))?;
+        get_affinity(SELF, &mut self.read).map_err(reading_own_mask)?;
+        let running = current_cpu()?;
+        if same(cpus.words(), &self.read) && cpus.contains(running) {
+            return Ok(());
+        }
+        let granted = CpuSet::from_words(&self.read);
+        // It was the thread's mask a moment ago.
+        set_affinity(SELF, &before).map_err(|refusal| refusal.into_error(context()))?;
+        Err(Error::system("sched_setaffinity", 0, context())
+            .with_advice(format!("the kernel granted CPUs {granted}; see the census")))
+    }
+
+    /// Gives the thread the mask back that it had when this guard was made.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the kernel refuses, for example because the cpuset shrank.
+    pub fn release(&mut self) -> Result<()> {
+        set_affinity(SELF, &self.saved).map_err(|refusal| {
+            refusal.into_error("restoring the affinity of the calling thread".to_owned())
+        })
+    }
+
+    /// The mask that the kernel has for the thread now.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the kernel does not tell.
+    pub fn allowed(&mut self) -> Result<CpuSet> {
+        get_affinity(SELF, &mut self.read).map_err(reading_own_mask)?;
+        Ok(CpuSet::from_words(&self.read))
+    }
+}
+
+impl Drop for MaskGuard {
+    fn drop(&mut self) {
+        // A mask that can no longer be restored, because the cpuset changed, has no one to tell.
+        self.release().ok();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -535,6 +631,48 @@ mod tests {
             let error = set_thread_affinity(&CpuSet::new()).unwrap_err();
             assert_eq!(error.code(), Some(22));
             set_thread_affinity(&before).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_set_is_read_back_and_everything_restored() {
+        on_own_thread(|| {
+            let before = thread_affinity().unwrap();
+            let status = || std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let inherited = format!("Cpus_allowed_list:\t{before}\n");
+            let mut guard = MaskGuard::new().unwrap();
+            assert!(status().contains(&inherited));
+            for cpu in before.iter() {
+                guard.allow(&CpuSet::from_iter([cpu])).unwrap();
+                assert_eq!(current_cpu().unwrap(), cpu);
+                assert!(status().contains(&format!("Cpus_allowed_list:\t{cpu}\n")));
+                guard.release().unwrap();
+                assert!(status().contains(&inherited));
+            }
+            guard.allow(&before).unwrap();
+            assert_eq!(guard.allowed().unwrap(), before);
+            guard.allow(&CpuSet::from_iter(before.first())).unwrap();
+            drop(guard);
+            assert_eq!(thread_affinity().unwrap(), before);
+        });
+    }
+
+    #[test]
+    fn a_refused_or_cut_set_names_its_cpus_and_changes_nothing() {
+        on_own_thread(|| {
+            let before = thread_affinity().unwrap();
+            let mut guard = MaskGuard::new().unwrap();
+            let beyond = CpuSet::from_iter([CpuId(1_000_000)]);
+            let error = guard.allow(&beyond).unwrap_err();
+            assert_eq!((error.call(), error.code()), (Some("sched_setaffinity"), Some(22)));
+            assert!(error.to_string().contains("CPUs 1000000 only"), "{error}");
+            assert_eq!(guard.allowed().unwrap(), before);
+            // The kernel takes what is there and says nothing.
+            let mut partly = beyond;
+            partly.insert(before.first().unwrap());
+            let error = guard.allow(&partly).unwrap_err();
+            assert!(error.to_string().contains("granted"), "{error}");
+            assert_eq!(guard.allowed().unwrap(), before);
         });
     }
 }

@@ -30,11 +30,11 @@ const GAP: i32 = 46;
 const TOP: i32 = 34;
 const LEADING: i32 = 17;
 
-const BLACK: Rgb888 = Rgb888::new(0, 0, 0);
-const GRID: Rgb888 = Rgb888::new(222, 222, 222);
+pub(super) const BLACK: Rgb888 = Rgb888::new(0, 0, 0);
+pub(super) const GRID: Rgb888 = Rgb888::new(222, 222, 222);
 
 /// Eight colours that colour-blind readers can tell apart (Okabe and Ito 2008), the yellow darker.
-const COLORS: [Rgb888; 8] = [
+pub(super) const COLORS: [Rgb888; 8] = [
     Rgb888::new(0, 114, 178),
     Rgb888::new(213, 94, 0),
     Rgb888::new(0, 158, 115),
@@ -48,7 +48,7 @@ const COLORS: [Rgb888; 8] = [
 /// More curves would be a picture of nothing.
 const MOST_CURVES: usize = 48;
 
-struct Canvas {
+pub(super) struct Canvas {
     size: Size,
     pixels: Vec<u8>,
 }
@@ -80,7 +80,27 @@ impl DrawTarget for Canvas {
 }
 
 impl Canvas {
-    fn text(&mut self, at: (i32, i32), text: &str, font: &MonoFont<'_>) {
+    /// White.
+    pub(super) fn new(width: i32, height: i32) -> io::Result<Self> {
+        let side = |length: i32| u32::try_from(length).map_err(io::Error::other);
+        let size = Size::new(side(width)?, side(height)?);
+        Ok(Self { size, pixels: vec![255; 3 * size.width as usize * size.height as usize] })
+    }
+
+    /// PNG bytes.
+    pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        let mut encoder = png::Encoder::new(&mut out, self.size.width, self.size.height);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.set_depth(png::BitDepth::Eight);
+        encoder.set_compression(png::Compression::Fast);
+        let mut writer = encoder.write_header()?;
+        writer.write_image_data(&self.pixels)?;
+        writer.finish()?;
+        Ok(out)
+    }
+
+    pub(super) fn text(&mut self, at: (i32, i32), text: &str, font: &MonoFont<'_>) {
         let ascii: String =
             text.replace('µ', "u").chars().map(|c| if c.is_ascii() { c } else { '-' }).collect();
         let style = MonoTextStyle::new(font, BLACK);
@@ -88,12 +108,12 @@ impl Canvas {
             Text::with_baseline(&ascii, Point::new(at.0, at.1), style, Baseline::Top).draw(self);
     }
 
-    fn line(&mut self, from: Point, to: Point, color: Rgb888, width: u32) {
+    pub(super) fn line(&mut self, from: Point, to: Point, color: Rgb888, width: u32) {
         let Ok(()) =
             Line::new(from, to).into_styled(PrimitiveStyle::with_stroke(color, width)).draw(self);
     }
 
-    fn dot(&mut self, at: Point, color: Rgb888, hollow: bool) {
+    pub(super) fn dot(&mut self, at: Point, color: Rgb888, hollow: bool) {
         let style = if hollow {
             PrimitiveStyle::with_stroke(color, 1)
         } else {
@@ -181,10 +201,7 @@ pub fn render(title: &str, curves: &[Curve]) -> io::Result<Vec<u8>> {
     let shown = &curves[..curves.len().min(MOST_CURVES)];
     let legend = i32::try_from(shown.len()).unwrap_or(i32::MAX) + 1;
     let height = TOP + 2 * (PANEL + GAP) + legend * LEADING + 8;
-    let side = |length: i32| u32::try_from(length).map_err(io::Error::other);
-    let size = Size::new(side(WIDTH)?, side(height)?);
-    let mut canvas =
-        Canvas { size, pixels: vec![255; 3 * size.width as usize * size.height as usize] };
+    let mut canvas = Canvas::new(WIDTH, height)?;
     canvas.text((LEFT, 10), title, &FONT_8X13_BOLD);
     panel(&mut canvas, shown, TOP, "GB/s", |point| point.1);
     panel(&mut canvas, shown, TOP + PANEL + GAP, "us", |point| point.2);
@@ -200,15 +217,7 @@ pub fn render(title: &str, curves: &[Curve]) -> io::Result<Vec<u8>> {
         let more = format!("and {} more, which are in the table", curves.len() - shown.len());
         canvas.text((LEFT, y), &more, &FONT_6X13);
     }
-    let mut out = Vec::new();
-    let mut encoder = png::Encoder::new(&mut out, size.width, size.height);
-    encoder.set_color(png::ColorType::Rgb);
-    encoder.set_depth(png::BitDepth::Eight);
-    encoder.set_compression(png::Compression::Fast);
-    let mut writer = encoder.write_header()?;
-    writer.write_image_data(&canvas.pixels)?;
-    writer.finish()?;
-    Ok(out)
+    canvas.encode()
 }
 
 fn look(index: usize) -> (Rgb888, bool) {

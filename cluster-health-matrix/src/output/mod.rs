@@ -3,6 +3,8 @@
 pub mod csv;
 pub mod first_page;
 #[cfg(feature = "png")]
+pub mod intervals;
+#[cfg(feature = "png")]
 pub mod lines;
 pub mod markdown;
 pub mod npy;

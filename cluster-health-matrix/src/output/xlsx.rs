@@ -1,5 +1,5 @@
-//! The workbook of a run: one heat sheet per matrix and size, then `Summary`, the tables of the
-//! caller (`Affinity`, `Environment`), and `Notes` where something did not fit.
+//! The workbook of a run: one heat sheet per matrix and size, then `Summary` where there are any, the
+//! tables of the caller (`Affinity`, `Environment`), and `Notes` where something did not fit.
 //!
 //! | sheet | content |
 //! |---|---|
@@ -129,6 +129,17 @@ pub fn write(path: &Path, book: &Workbook<'_>) -> Result<Vec<String>> {
         .map_err(|error| failed(error.to_string()))
 }
 
+/// As [`write()`] of `dir/name`, which is complete or not there.
+pub(crate) fn write_by_rename(dir: &Path, name: &str, book: &Workbook<'_>) -> Result<Vec<String>> {
+    let path = dir.join(name);
+    let temporary = dir.join(format!("{name}.tmp"));
+    let notes = write(&temporary, book).inspect_err(|_| {
+        std::fs::remove_file(&temporary).ok();
+    })?;
+    std::fs::rename(&temporary, &path).map_err(|error| Error::io("writing", &path, error))?;
+    Ok(notes)
+}
+
 struct Writer {
     file: ExcelFile,
     names: HashSet<String>,
@@ -160,7 +171,9 @@ impl Writer {
         for slice in slices() {
             self.heat(&slice)?;
         }
-        self.table(&summary(&mut slices()), "Summary".to_owned())?;
+        if !book.matrices.is_empty() {
+            self.table(&summary(&mut slices()), "Summary".to_owned())?;
+        }
         for table in &book.tables {
             let name = self.sheet_name(&table.name);
             self.table(table, name)?;
@@ -763,11 +776,11 @@ print(json.dumps(out))",
         };
         let names: Vec<&str> =
             read["names"].as_array().unwrap().iter().filter_map(|name| name.as_str()).collect();
-        assert_eq!(names.len(), 7);
+        assert_eq!(names.len(), 6);
+        // Without a matrix there is nothing to sum up.
         assert_eq!(
             names,
             [
-                "Summary",
                 "Samples",
                 "Samples_2",
                 "Environment of host node-0182_",

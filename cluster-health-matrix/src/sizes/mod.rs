@@ -152,6 +152,9 @@ pub struct SizesPlanBuilder {
 impl SizesPlanBuilder {
     visit::visit_setters!();
     visit::setters! {
+        /// What the memory of a device can carry at most, reading and writing together: a copy
+        /// within the device that is faster came from its cache.
+        expect_hbm: Option<Bandwidth> => expect_hbm;
         /// Devices of the copies; default: the first one that can be used.
         devices: impl Into<Vec<u32>> => Some(devices.into());
         /// The CPU of each of these devices; default: one on its NUMA node.

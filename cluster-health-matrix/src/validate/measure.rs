@@ -492,7 +492,7 @@ impl<'a> Worker<'a> {
 }
 
 /// The number of this rank among those of its host.
-fn local_rank(group: &RankGroup) -> usize {
+pub(crate) fn local_rank(group: &RankGroup) -> usize {
     let one_host = (0..group.size()).all(|peer| group.same_host(peer));
     let told = cluster_health_core::RankEnvironment::detect().ok().flatten();
     let local = told.and_then(|environment| environment.local_rank).filter(|_| !one_host);

@@ -40,8 +40,8 @@ use crate::run::Tool;
 use crate::samples::Timer;
 use crate::visit::{self, Operation, Settings};
 
-pub(crate) use measure::cached;
-pub use output::{VALIDATE_CSV, VALIDATE_JSON, markdown, text};
+pub(crate) use measure::{cached, local_rank};
+pub use output::{VALIDATE_CSV, VALIDATE_JSON, VALIDATE_XLSX, markdown, text};
 pub use session::{follow, record, rewrite};
 
 /// Load profile of the machine as it is.
@@ -128,6 +128,9 @@ pub struct ValidatePlanBuilder {
 impl ValidatePlanBuilder {
     visit::visit_setters!();
     visit::setters! {
+        /// What the memory of a device can carry at most, reading and writing together: a copy
+        /// within the device that is faster came from its cache.
+        expect_hbm: Option<Bandwidth> => expect_hbm;
         /// One rank per device, in this order; default: all devices, a single one of the host
         /// backend or of a synthetic machine twice, because that is what a pair needs.
         devices: impl Into<Vec<u32>> => Some(devices.into());
@@ -147,18 +150,7 @@ impl ValidatePlanBuilder {
     /// # Errors
     /// When an option cannot be used; the error names it.
     pub fn build(self, machine: &Machine) -> Result<ValidatePlan> {
-        let mut devices = visit::choose_devices(machine, self.devices.as_deref())?;
-        let twice = self.devices.is_none() && machine.backend() != BackendKind::Ascend;
-        if let ([only], true) = (devices.as_slice(), twice) {
-            devices = vec![*only; 2];
-        }
-        if machine.backend() == BackendKind::Ascend
-            && let Some(at) = (1..devices.len()).find(|at| devices[..*at].contains(&devices[*at]))
-        {
-            let message =
-                format!("device {} is there twice: every rank needs its own", devices[at]);
-            return Err(Error::invalid("--devices", message));
-        }
+        let devices = visit::choose_rank_devices(machine, self.devices.as_deref())?;
         let cpus = visit::choose_cpus(machine, &devices, self.cpus.as_deref())?;
         let orders = self.orders.unwrap_or_else(|| ORDERS.to_vec());
         check_orders("--matmul-sizes", &orders)?;

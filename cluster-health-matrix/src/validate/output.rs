@@ -9,6 +9,31 @@ use super::{Line, LineStatus, Table};
 pub const VALIDATE_JSON: &str = "validate.json";
 /// Name of the CSV file.
 pub const VALIDATE_CSV: &str = "validate.csv";
+/// Name of the workbook.
+pub const VALIDATE_XLSX: &str = "validate.xlsx";
+
+/// Columns of table and sheet; the sheet of ranks has others.
+const COLUMNS: [&str; 19] = [
+    "operation",
+    "scope",
+    "load",
+    "bytes",
+    "order",
+    "data_type",
+    "unit",
+    "convention",
+    "memory",
+    "ranks",
+    "repetitions",
+    "min",
+    "median",
+    "max",
+    "spread",
+    "collective",
+    "cached",
+    "status",
+    "reason",
+];
 
 fn number(value: Option<f64>, empty: &str) -> String {
     match value {
@@ -18,6 +43,11 @@ fn number(value: Option<f64>, empty: &str) -> String {
         Some(value) if value.abs() >= 1.0 => format!("{value:.3}"),
         Some(value) => format!("{value:.6}"),
     }
+}
+
+/// The status as files have it.
+fn status(line: &Line) -> &'static str {
+    if line.status == LineStatus::Measured { "measured" } else { state(line) }
 }
 
 /// One word for a line's state.
@@ -48,27 +78,7 @@ fn data_type(line: &Line) -> String {
 
 pub(super) fn write_csv(table: &Table, out: impl io::Write) -> io::Result<()> {
     let mut csv = csv::Writer::from_writer(out);
-    csv.write_record([
-        "operation",
-        "scope",
-        "load",
-        "bytes",
-        "order",
-        "data_type",
-        "unit",
-        "convention",
-        "memory",
-        "ranks",
-        "repetitions",
-        "min",
-        "median",
-        "max",
-        "spread",
-        "collective",
-        "cached",
-        "status",
-        "reason",
-    ])?;
+    csv.write_record(COLUMNS)?;
     for line in &table.lines {
         let or_empty =
             |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
@@ -90,14 +100,66 @@ pub(super) fn write_csv(table: &Table, out: impl io::Write) -> io::Result<()> {
             &number(line.spread, ""),
             &number(line.collective, ""),
             if line.cached { "true" } else { "false" },
-            match line.status {
-                LineStatus::Measured => "measured",
-                _ => state(line),
-            },
+            status(line),
             line.reason.as_deref().unwrap_or_default(),
         ])?;
     }
     csv.flush()
+}
+
+/// `Validate`, one row per line as in the CSV, and `Ranks`, one per line and rank.
+#[cfg(feature = "xlsx")]
+pub(super) fn sheets(table: &Table) -> Vec<crate::output::xlsx::Table> {
+    use crate::output::xlsx::{Table as Sheet, Value};
+    use crate::stats::to_f64;
+    let text = |text: Option<&str>| Value::from(text.filter(|text| !text.is_empty()));
+    let whole = |value: Option<u64>| Value::from(value.map(to_f64));
+    let start = |line: &Line| -> Vec<Value> {
+        vec![
+            line.operation.as_str().into(),
+            line.scope.as_str().into(),
+            line.load.as_str().into(),
+            whole(line.bytes.map(|bytes| bytes.bytes())),
+            line.order.into(),
+            text(Some(&data_type(line))),
+            line.unit.as_str().into(),
+            line.convention.as_str().into(),
+        ]
+    };
+    let mut lines = Vec::new();
+    let mut ranks = Vec::new();
+    for line in &table.lines {
+        let mut row = start(line);
+        row.extend([
+            text(line.memory.as_deref()),
+            line.ranks.into(),
+            line.repetitions.into(),
+            line.min.into(),
+            line.median.into(),
+            line.max.into(),
+            line.spread.into(),
+            line.collective.into(),
+            line.cached.into(),
+            status(line).into(),
+            text(line.reason.as_deref()),
+        ]);
+        lines.push(row);
+        for rank in &line.per_rank {
+            let mut row = start(line);
+            row.extend([
+                rank.rank.into(),
+                rank.value.into(),
+                rank.spread.into(),
+                rank.repetitions.into(),
+                rank.unsettled.into(),
+                text(rank.reason.as_deref()),
+            ]);
+            ranks.push(row);
+        }
+    }
+    let mut of_ranks = COLUMNS[..8].to_vec();
+    of_ranks.extend(["rank", "value", "spread", "repetitions", "unsettled", "reason"]);
+    vec![Sheet::new("Validate", &COLUMNS, lines), Sheet::new("Ranks", &of_ranks, ranks)]
 }
 
 /// The table for a terminal.

@@ -5,6 +5,8 @@ use std::path::Path;
 use cluster_health_core::Machine;
 use cluster_health_core::rank::RankGroup;
 
+#[cfg(feature = "xlsx")]
+use super::output::VALIDATE_XLSX;
 use super::output::{VALIDATE_CSV, VALIDATE_JSON, write_csv};
 use super::{LineStatus, Table, ValidatePlan, markdown, measure};
 use crate::error::{Error, Result};
@@ -14,7 +16,7 @@ use crate::session::StartRanks;
 use crate::visit::folder::{self, Outcome};
 
 /// Measures the table into a result folder: `run.json`, `affinity.json`, `validate.json`,
-/// `validate.csv`, `report.md`. `samples.jsonl` stays empty. `ranks` gives the group of all ranks,
+/// `validate.csv`, `validate.xlsx` (feature `xlsx`), `report.md`. `samples.jsonl` stays empty. `ranks` gives the group of all ranks,
 /// this one rank 0, once the folder can be used; without it this process measures alone.
 ///
 /// With [`OpenMode::Resume`] a complete run is left as it is, an interrupted one begins anew.
@@ -53,6 +55,8 @@ impl Outcome for Table {
 
     fn write_outputs(&self, dir: &Path, manifest: &Manifest) -> Result<()> {
         write_by_rename(&dir.join(VALIDATE_CSV), |out| write_csv(self, out))?;
+        #[cfg(feature = "xlsx")]
+        folder::write_workbook(dir, VALIDATE_XLSX, manifest, super::output::sheets(self))?;
         folder::write_report(dir, "validate", manifest, &markdown(self))
     }
 }
@@ -70,7 +74,7 @@ pub fn follow(
     measure::follow(machine, plan, group, observer)
 }
 
-/// Makes `validate.csv` and `report.md` again from `validate.json`.
+/// Makes `validate.csv`, `validate.xlsx` and `report.md` again from `validate.json`.
 ///
 /// # Errors
 /// When the folder holds no validation, is in use or cannot be written.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cluster_health_core::{
-    ByteSize, DeviceBuffer, DeviceId, EventTimer, HostBuffer, HostMemory, Machine, Stream,
+    ByteSize, DeviceBuffer, DeviceId, EventTimer, HostBuffer, HostMemory, Machine, NodeId, Stream,
     TagPattern, Transfer,
 };
 
@@ -71,6 +71,23 @@ impl<'a> Copies<'a> {
     /// `page_locked` or `pageable`.
     pub(crate) fn memory(&self) -> &'static str {
         if self.host.pinned().is_pageable() { "pageable" } else { "page_locked" }
+    }
+
+    /// New host memory in place of the old, touched by the calling thread where it is now.
+    pub(crate) fn renew_host(&mut self) -> Result<()> {
+        let size = ByteSize(self.host.len() as u64);
+        self.host = HostBuffer::new(self.machine, size, HostMemory::PageLocked)?;
+        Ok(())
+    }
+
+    /// Pages of the host memory per NUMA node; `None` = unverified.
+    pub(crate) fn page_nodes(&self) -> Option<BTreeMap<NodeId, u32>> {
+        self.host.page_nodes()
+    }
+
+    /// What warm-ups are compared with, exchanged for that of another class of visits.
+    pub(crate) fn fastest(&mut self) -> &mut Fastest {
+        &mut self.fastest
     }
 
     /// One visit; `seed` is another one each time, so that what an earlier visit left behind is not
@@ -195,6 +212,7 @@ impl<'a> Copies<'a> {
                     visit.iter_ns.push(machine.now_ns() - start);
                 }
             }
+            visit.ran_on.insert(machine.running_cpu()?);
         }
         drop(copy);
         visit.timer = Some(match (by_events, count) {

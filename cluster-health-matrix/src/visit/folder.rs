@@ -117,3 +117,24 @@ pub(crate) fn write_report(
         out.write_all(body.as_bytes())
     })
 }
+
+/// Writes a workbook of these tables, each a name, a header and rows, then the census and the environment.
+///
+/// # Errors
+/// When it cannot be written, or `affinity.json` cannot be read.
+#[cfg(feature = "xlsx")]
+pub(crate) fn write_workbook(
+    dir: &Path,
+    name: &str,
+    manifest: &Manifest,
+    mut tables: Vec<crate::output::xlsx::Table>,
+) -> Result<()> {
+    use crate::output::xlsx::{Workbook, write_by_rename};
+    use crate::run::AFFINITY;
+    let path = dir.join(AFFINITY);
+    let affinity = if path.exists() { Some(read_json(&path)?) } else { None };
+    tables.extend(crate::report::surroundings(affinity.as_ref(), manifest));
+    // What it cuts or splits stands in its own sheet of notes.
+    write_by_rename(dir, name, &Workbook::new(Vec::new(), tables))?;
+    Ok(())
+}

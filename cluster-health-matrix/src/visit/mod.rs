@@ -1,7 +1,8 @@
 //! One visit of one operation at one size: warm-up until settled, then timed iterations.
 //!
 //! Sweeps visit many CPUs; [`validate`](crate::validate) and [`sizes`](crate::sizes) stay on one CPU
-//! per rank and visit many operations and sizes. The rule that ends a warm-up is the same.
+//! per rank and visit many operations and sizes, [`policies`](crate::policies) lets the rank run on sets
+//! of CPUs. The rule that ends a warm-up is the same.
 
 mod copies;
 pub(crate) mod folder;
@@ -9,11 +10,11 @@ mod ranks;
 mod synthetic;
 pub(crate) mod talk;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cluster_health_core::affinity::parse_id_list;
-use cluster_health_core::{Bandwidth, ByteSize, CpuId, DeviceId, Machine, NodeId};
+use cluster_health_core::{BackendKind, Bandwidth, ByteSize, CpuId, DeviceId, Machine, NodeId};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use copies::Copies;
@@ -95,6 +96,9 @@ pub struct Visit {
     /// Of collectives: the largest distance between the ranks' starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skew_ns: Option<u64>,
+    /// CPUs that this rank's thread was seen on, looked up after each timed iteration; ascending.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub ran_on: BTreeSet<CpuId>,
 }
 
 impl Visit {
@@ -186,9 +190,6 @@ macro_rules! visit_setters {
             seed: u64 => Some(seed);
             /// Bound of every wait; default 30 s.
             timeout: Duration => Some(timeout);
-            /// What the memory of a device can carry at most, reading and writing together: a copy
-            /// within the device that is faster came from its cache.
-            expect_hbm: Option<Bandwidth> => expect_hbm;
         }
     };
 }
@@ -270,6 +271,30 @@ pub(crate) fn choose_devices(machine: &Machine, asked: Option<&[u32]>) -> Result
             }
         })
         .collect()
+}
+
+/// One device for each rank of this host: as [`choose_devices`], but a single one that was not asked for
+/// is that of two ranks where the backend allows it, because that is what a pair needs.
+///
+/// # Errors
+/// As [`choose_devices`], and for a device of the Ascend backend that is named twice.
+pub(crate) fn choose_rank_devices(
+    machine: &Machine,
+    asked: Option<&[u32]>,
+) -> Result<Vec<DeviceId>> {
+    let mut devices = choose_devices(machine, asked)?;
+    let ascend = machine.backend() == BackendKind::Ascend;
+    if let ([only], true) = (devices.as_slice(), asked.is_none() && !ascend) {
+        devices = vec![*only; 2];
+    }
+    match (1..devices.len()).find(|at| devices[..*at].contains(&devices[*at])) {
+        Some(at) if ascend => {
+            let message =
+                format!("device {} is there twice: every rank needs its own", devices[at]);
+            Err(Error::invalid("--devices", message))
+        }
+        _ => Ok(devices),
+    }
 }
 
 /// One CPU for each device of the list, on the device's NUMA node where that has any: a core of its

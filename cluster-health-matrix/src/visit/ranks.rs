@@ -4,7 +4,7 @@
 //! to start at, after the last one the times. All ranks judge the same numbers, so all come to the
 //! same verdict.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cluster_health_core::rank::{Board, RankGroup};
 use cluster_health_core::timer::Batch;
@@ -69,6 +69,9 @@ pub(crate) struct Ranks<'g> {
     batches: BTreeMap<(Operation, u64), u32>,
     /// Each rank's CPU: ranks that share one cannot start together.
     cpus: Vec<u64>,
+    /// Whether they share one where they may run on several, as the caller knows.
+    crowded: Option<bool>,
+    ran_on: BTreeSet<CpuId>,
     fastest: Fastest,
     /// Why no further operation is possible.
     broken: Option<String>,
@@ -131,9 +134,25 @@ impl<'g> Ranks<'g> {
             resolution_ns,
             batches: BTreeMap::new(),
             cpus,
+            crowded: None,
+            ran_on: BTreeSet::new(),
             fastest: Fastest::default(),
             broken: None,
         })
+    }
+
+    /// This rank now runs on `cpu`, and perhaps elsewhere; `crowded`, the same on all ranks, when
+    /// they have fewer CPUs together than there are ranks, so that they cannot start together.
+    pub(crate) fn moved_to(&mut self, cpu: CpuId, crowded: bool) {
+        self.control.note_cpu(cpu);
+        self.communicator.note_cpu(cpu);
+        self.crowded = Some(crowded);
+    }
+
+    /// What warm-ups are compared with, to be exchanged for that of another class of visits, on all
+    /// ranks alike.
+    pub(crate) fn fastest(&mut self) -> &mut Fastest {
+        &mut self.fastest
     }
 
     /// One visit, with the same arguments on every rank; all get the same result.
@@ -169,7 +188,8 @@ impl<'g> Ranks<'g> {
         let count = bytes.as_len()?;
         let users = (0..self.size).filter(|rank| self.takes_part(operation, *rank));
         let cpus: Vec<u64> = users.map(|rank| self.cpus[rank]).collect();
-        let shared = cpus.iter().enumerate().any(|(at, cpu)| cpus[..at].contains(cpu));
+        let alike = || cpus.iter().enumerate().any(|(at, cpu)| cpus[..at].contains(cpu));
+        let shared = self.crowded.unwrap_or_else(alike);
         let best = self.fastest.of(operation, size);
         self.write_tags(bytes, seed)?;
         let mut visit = Visit::default();
@@ -278,9 +298,11 @@ impl<'g> Ranks<'g> {
     ) -> Result<Vec<Vec<Time>>> {
         self.slowest(READY, 0)?;
         let mut message = Vec::new();
+        self.ran_on.clear();
         for _ in 0..self.settings.iters {
             self.start(shared)?;
             let time = self.once(operation, count, batch)?;
+            self.ran_on.insert(self.machine.running_cpu()?);
             for word in [time.start, time.host, time.device.to_bits()] {
                 message.extend_from_slice(&word.to_ne_bytes());
             }
@@ -332,6 +354,7 @@ impl<'g> Ranks<'g> {
             starts().max().unwrap_or(0) - starts().min().unwrap_or(0)
         });
         visit.skew_ns = skews.max();
+        visit.ran_on.clone_from(&self.ran_on);
     }
 
     fn write_tags(&mut self, bytes: ByteSize, seed: u64) -> Result<()> {

@@ -25,6 +25,16 @@ impl SyntheticRanks {
         Self { pair, devices, cpus, settings, fastest: Fastest::default() }
     }
 
+    /// The ranks run on these CPUs from now on.
+    pub(crate) fn move_to(&mut self, cpus: [CpuId; 2]) {
+        self.cpus = cpus;
+    }
+
+    /// What warm-ups are compared with, to be exchanged for that of another class of visits.
+    pub(crate) fn fastest(&mut self) -> &mut Fastest {
+        &mut self.fastest
+    }
+
     /// One visit; `point` is its number among all visits of the run.
     pub(crate) fn visit(
         &mut self,
@@ -58,6 +68,8 @@ impl SyntheticRanks {
         for _ in 0..self.settings.iters {
             visit.iter_ns.push(once()?);
         }
+        // As of live ranks, whose process sees itself only.
+        visit.ran_on.insert(self.pair.running_cpu(0)?);
         visit.rank_ns = Some(vec![visit.iter_ns.clone(); 2]);
         self.fastest.note(operation, bytes.bytes(), &visit);
         Ok(visit)

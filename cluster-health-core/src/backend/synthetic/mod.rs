@@ -106,6 +106,26 @@ impl SyntheticDriver {
         self.state().world.bind(rank, cpu)
     }
 
+    /// The first of the CPUs that takes the rank.
+    pub(crate) fn allow(&self, rank: u32, cpus: &CpuSet) -> Result<()> {
+        let mut refused = Error::system(
+            "sched_setaffinity",
+            libc::EINVAL,
+            format!("binding rank {rank}: no CPU"),
+        );
+        for cpu in cpus.iter() {
+            match self.bind(rank, cpu) {
+                Ok(()) => return Ok(()),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    pub(crate) fn release(&self, rank: u32) -> Result<()> {
+        self.state().world.release(rank)
+    }
+
     pub(crate) fn running_cpu(&self, rank: u32) -> Result<CpuId> {
         self.state().world.running_cpu(rank)
     }

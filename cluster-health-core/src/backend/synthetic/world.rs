@@ -385,6 +385,21 @@ impl World {
         Ok(())
     }
 
+    /// Lets a rank run anywhere, which is on the first online CPU.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a rank other than 0 and 1.
+    pub fn release(&mut self, rank: u32) -> Result<()> {
+        let rank = Self::rank_index(rank)?;
+        self.spend_us(self.scenario.machine.bind_us);
+        if self.position(rank) != self.home {
+            self.ranks[rank].moved = true;
+            self.cell.valid_for = None;
+        }
+        self.ranks[rank].bound = None;
+        Ok(())
+    }
+
     /// The CPU that a rank runs on; before its first bind the first online one.
     ///
     /// # Errors
@@ -1251,8 +1266,11 @@ mod tests {
         assert!(world.bind(1, CpuId(6)).is_err());
         world.bind(0, CpuId(6)).unwrap();
         assert_eq!(world.bind(2, CpuId(6)).unwrap_err().kind(), "invalid");
+        assert_eq!(world.release(2).unwrap_err().kind(), "invalid");
         assert_eq!(world.running_cpu(1).unwrap(), CpuId(6));
         assert!(world.running_cpu(2).is_err());
+        world.release(0).unwrap();
+        assert_eq!(world.running_cpu(0).unwrap(), CpuId(1), "anywhere is the first online CPU");
     }
 
     fn gather_error(world: &mut World, seq: u64, timeout: Duration) -> Option<Error> {

@@ -16,7 +16,7 @@ use cluster_health_matrix::run::OpenMode;
 use cluster_health_matrix::session::RecordOptions;
 use cluster_health_matrix::{Error, Result};
 
-use crate::base::{SizesArgs, ValidateArgs};
+use crate::base::{PoliciesArgs, SizesArgs, ValidateArgs};
 
 /// Measures the path from CPU cores to accelerators as matrices, says which differences are faults
 /// and which are artefacts, and writes JSON, CSV, npy, xlsx, PNG heatmaps and a report.
@@ -71,6 +71,13 @@ pub(crate) enum Command {
     /// less time than fewer bytes are measured again. Each series is fitted as t = α + S/β. The
     /// picture is sizes.png; --compare draws several runs into one.
     Sizes(SizesArgs),
+    /// What binding is worth: copies and all-gathers under one CPU and memory policy after another.
+    ///
+    /// Unbound, all CPUs, the rank's share, a NUMA node, its share of one, a list of CPUs; host memory
+    /// on the policy's node or where the thread touches it first. All combinations come in a fresh order
+    /// in every block; a line has the ratio to the unbound thread with its 95 % interval, and says
+    /// faster or slower only where that is beyond chance.
+    Policies(PoliciesArgs),
     /// What a sweep would cost: points, bytes, memory, time. Measures nothing.
     Plan(PlanArgs),
     /// What this machine has: a bundle to send along with a report that something does not work.

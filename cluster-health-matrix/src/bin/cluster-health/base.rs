@@ -1,4 +1,4 @@
-//! `validate` and `sizes`: options, and what the commands do.
+//! `validate`, `sizes` and `policies`: options, and what the commands do.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use cluster_health_core::rank::RankGroup;
 use cluster_health_core::{Bandwidth, ByteSize, Machine};
+use cluster_health_matrix::policies::{self, PoliciesPlan, PolicyStatus, PolicySweep};
 use cluster_health_matrix::run::OpenMode;
 use cluster_health_matrix::session::StartRanks;
 use cluster_health_matrix::sizes::{self, Series, SizeSweep, SizesPlan};
@@ -21,7 +22,7 @@ use crate::commands::{Done, Membership, stop_on_signals};
 use crate::progress::Terminal;
 use crate::{print_json, print_text};
 
-/// How to measure on one CPU per rank.
+/// How to measure with few ranks.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct FewArgs {
     #[command(flatten)]
@@ -34,9 +35,6 @@ pub(crate) struct FewArgs {
     /// Devices by physical id: auto or a list such as 5,0; its order is kept.
     #[arg(long, env = "CLUSTER_HEALTH_DEVICES", default_value = "auto", value_name = "LIST")]
     pub(crate) devices: String,
-    /// One CPU for each rank: auto (on the NUMA node of its device) or a list such as 0,80.
-    #[arg(long, env = "CLUSTER_HEALTH_CPUS", default_value = "auto", value_name = "LIST")]
-    pub(crate) cpus: String,
     /// Timed iterations per visit.
     #[arg(long, env = "CLUSTER_HEALTH_ITERS", default_value_t = 3, value_name = "N")]
     pub(crate) iters: u32,
@@ -56,19 +54,29 @@ pub(crate) struct FewArgs {
     /// Bound of every wait: 500ms, 30s, 2m.
     #[arg(long, env = "CLUSTER_HEALTH_TIMEOUT", default_value = "30s", value_name = "D")]
     timeout: String,
+}
+
+/// What only commands with a fixed CPU per rank have.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FixedArgs {
+    /// One CPU for each rank: auto (on the NUMA node of its device) or a list such as 0,80.
+    #[arg(long, env = "CLUSTER_HEALTH_CPUS", default_value = "auto", value_name = "LIST")]
+    cpus: String,
     /// What the memory of a device can carry, reading and writing together, for example 1600GB/s: a
     /// copy within the device that is faster came from its cache.
     #[arg(long, env = "CLUSTER_HEALTH_EXPECT_HBM", value_name = "RATE")]
     expect_hbm: Option<String>,
 }
 
+impl FixedArgs {
+    fn expect_hbm(&self) -> Result<Option<Bandwidth>> {
+        self.expect_hbm.as_deref().map(|text| named("--expect-hbm", text.parse())).transpose()
+    }
+}
+
 impl FewArgs {
     pub(crate) fn timeout(&self) -> Result<Duration> {
         named("--timeout", cluster_health_core::parse_duration(&self.timeout))
-    }
-
-    pub(crate) fn expect_hbm(&self) -> Result<Option<Bandwidth>> {
-        self.expect_hbm.as_deref().map(|text| named("--expect-hbm", text.parse())).transpose()
     }
 
     pub(crate) fn check_load(&self) -> Result<()> {
@@ -89,12 +97,20 @@ macro_rules! with_few {
             .warmup(few.warmup)
             .repeats(few.repeats)
             .seed(few.seed)
-            .timeout(few.timeout()?)
-            .expect_hbm(few.expect_hbm()?);
+            .timeout(few.timeout()?);
         if let Some(devices) = parse_list("--devices", &few.devices)? {
             builder = builder.devices(devices);
         }
-        if let Some(cpus) = parse_list("--cpus", &few.cpus)? {
+        builder
+    }};
+}
+
+/// The same with a fixed CPU per rank.
+macro_rules! with_fixed {
+    ($builder:expr, $few:expr, $fixed:expr) => {{
+        let fixed: &FixedArgs = $fixed;
+        let mut builder = with_few!($builder, $few).expect_hbm(fixed.expect_hbm()?);
+        if let Some(cpus) = parse_list("--cpus", &fixed.cpus)? {
             builder = builder.cpus(cpus);
         }
         builder
@@ -105,6 +121,8 @@ macro_rules! with_few {
 pub(crate) struct ValidateArgs {
     #[command(flatten)]
     pub(crate) few: FewArgs,
+    #[command(flatten)]
+    fixed: FixedArgs,
     /// Bytes of copies, per rank of collectives: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB
     /// decimal, bare numbers bytes. Default: 1MiB,16MiB,256MiB as far as they fit into memory.
     #[arg(long, env = "CLUSTER_HEALTH_SIZES", value_name = "LIST")]
@@ -123,7 +141,7 @@ impl ValidateArgs {
     fn plan(&self, machine: &Machine) -> Result<ValidatePlan> {
         let few = &self.few;
         few.check_load()?;
-        let mut builder = with_few!(ValidatePlan::builder(), few);
+        let mut builder = with_fixed!(ValidatePlan::builder(), few, &self.fixed);
         if let Some(sizes) = &self.sizes {
             builder = builder.sizes(parse_sizes(sizes)?);
         }
@@ -217,6 +235,8 @@ pub(crate) fn show_table(table: &Table, as_json: bool) {
 pub(crate) struct SizesArgs {
     #[command(flatten)]
     few: FewArgs,
+    #[command(flatten)]
+    fixed: FixedArgs,
     /// Smallest size. Default: 8B.
     #[arg(long, env = "CLUSTER_HEALTH_SIZES_FROM", value_name = "S")]
     sizes_from: Option<String>,
@@ -269,7 +289,7 @@ impl SizesArgs {
     fn plan(&self, machine: &Machine) -> Result<SizesPlan> {
         let few = &self.few;
         few.check_load()?;
-        let mut builder = with_few!(SizesPlan::builder(), few);
+        let mut builder = with_fixed!(SizesPlan::builder(), few, &self.fixed);
         if let Some(pair) = &self.device_pair {
             builder = builder.pair(parse_pair(pair)?);
         }
@@ -327,6 +347,93 @@ pub(crate) fn show_sizes(sweep: &SizeSweep, as_json: bool) {
         print_json(&serde_json::to_value(sweep).unwrap_or_else(|_| json!({})));
     } else {
         print_text(&sizes::text(sweep));
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoliciesArgs {
+    #[command(flatten)]
+    few: FewArgs,
+    /// Where the ranks' threads may run: `none` (unbound), `all` (every usable CPU), `local_rank` (the
+    /// rank's share of them), `numa:N` (node N's), `numa:N:shard` (the rank's share of node N's),
+    /// `cpu:LIST` (these, such as cpu:0-3,8). Default: the first three, `numa:N` of every node, and with
+    /// several ranks `numa:N:shard`.
+    #[arg(long, env = "CLUSTER_HEALTH_POLICIES", value_name = "LIST")]
+    policies: Option<String>,
+    /// Host memory of copies: `bound` (on the policy's node, or the device's where the policy has
+    /// several), `first-touch` (touched by the thread under the policy).
+    #[arg(
+        long,
+        env = "CLUSTER_HEALTH_MEMORY",
+        default_value = "bound,first-touch",
+        value_name = "LIST"
+    )]
+    memory: String,
+    /// What is measured: `h2d`, `d2d` (within the device), `all_gather`.
+    #[arg(
+        long,
+        env = "CLUSTER_HEALTH_OPERATIONS",
+        default_value = "h2d,d2d,all_gather",
+        value_name = "LIST"
+    )]
+    operations: String,
+    /// Bytes of copies, per rank of all-gathers: 8B, 4KiB, 16MiB, 1GiB are binary, 4KB, 16MB decimal,
+    /// bare numbers bytes. Default: 64KiB,16MiB.
+    #[arg(long, env = "CLUSTER_HEALTH_SIZES", value_name = "LIST")]
+    sizes: Option<String>,
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
+}
+
+impl PoliciesArgs {
+    fn plan(&self, machine: &Machine) -> Result<PoliciesPlan> {
+        let few = &self.few;
+        few.check_load()?;
+        let mut builder = with_few!(PoliciesPlan::builder(), few)
+            .memory(policies::parse_memory("--memory", &self.memory)?)
+            .operations(policies::parse_operations("--operations", &self.operations)?);
+        if let Some(list) = &self.policies {
+            builder = builder.policies(policies::parse_policies("--policies", list)?);
+        }
+        if let Some(sizes) = &self.sizes {
+            builder = builder.sizes(parse_sizes(sizes)?);
+        }
+        builder.build(machine)
+    }
+}
+
+pub(crate) fn policies(args: &PoliciesArgs) -> Result<Done> {
+    let machine = args.few.backend.machine()?;
+    let plan = args.plan(&machine)?;
+    let (out, output) = (&args.folder.out, &args.folder.output);
+    let sweep = measured(
+        &machine,
+        &args.few,
+        &args.folder,
+        plan.ranks(),
+        |group, cancel| policies::follow(&machine, &plan, group, cancel),
+        |ranks, mode, terminal| policies::record(&machine, &plan, ranks, out, mode, terminal),
+    )?;
+    let sweep = match sweep {
+        ControlFlow::Continue(sweep) => sweep,
+        ControlFlow::Break(done) => return Ok(done),
+    };
+    if !sweep.lines.iter().any(|line| line.median.is_some()) {
+        let reason = sweep.lines.iter().find_map(|line| line.reason.clone());
+        return Err(Error::output("nothing could be measured", reason.unwrap_or_default()));
+    }
+    show_policies(&sweep, output.json);
+    tell_interrupted(sweep.complete);
+    let bad = [PolicyStatus::Failed, PolicyStatus::Skipped];
+    let whole = sweep.complete && bad.into_iter().all(|status| sweep.count(status) == 0);
+    Ok(if whole { Done::Clean } else { Done::Wanting })
+}
+
+pub(crate) fn show_policies(sweep: &PolicySweep, as_json: bool) {
+    if as_json {
+        print_json(&serde_json::to_value(sweep).unwrap_or_else(|_| json!({})));
+    } else {
+        print_text(&policies::text(sweep));
     }
 }
 

@@ -26,7 +26,7 @@ use cluster_health_matrix::samples::{Sample, Sweep};
 use cluster_health_matrix::session::{RankZero, dismiss, follow, record, record_import};
 use cluster_health_matrix::sweep::core_pair_ready;
 use cluster_health_matrix::{CancelToken, Error, Result};
-use cluster_health_matrix::{sizes, validate};
+use cluster_health_matrix::{policies, sizes, validate};
 use serde_json::{Value, json};
 
 use crate::args::{
@@ -58,6 +58,7 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
         Command::Env(args) => bundle::env(args),
         Command::Validate(args) => base::validate(args),
         Command::Sizes(args) => base::sizes(args),
+        Command::Policies(args) => base::policies(args),
         Command::Plan(args) => plan(args),
         Command::Diagnose(args) => diagnose(args),
         Command::Report(args) => report(args),
@@ -637,6 +638,10 @@ fn report(args: &ReportArgs) -> Result<Done> {
     }
     if plan.sizes.is_some() {
         base::show_sizes(&sizes::rewrite(&args.dir)?, args.output.json);
+        return Ok(Done::Clean);
+    }
+    if plan.policies.is_some() {
+        base::show_policies(&policies::rewrite(&args.dir)?, args.output.json);
         return Ok(Done::Clean);
     }
     let _lock = FolderLock::take(&args.dir)?;

@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         Command::Env(args) => args.output.json,
         Command::Validate(args) => args.folder.output.json,
         Command::Sizes(args) => args.folder.output.json,
+        Command::Policies(args) => args.folder.output.json,
         Command::Plan(args) => args.output.json,
         Command::Diagnose(args) => args.output.json,
         Command::Report(args) => args.output.json,
