@@ -110,10 +110,7 @@ impl Prediction {
     /// Nothing predicted: all NaN.
     #[must_use]
     pub fn new(shape: (usize, usize, usize)) -> Self {
-        Self {
-            gbps: Array3::from_elem(shape, f32::NAN),
-            error: Array3::from_elem(shape, f32::NAN),
-        }
+        Self { gbps: Array3::from_elem(shape, f32::NAN), error: Array3::from_elem(shape, f32::NAN) }
     }
 }
 
