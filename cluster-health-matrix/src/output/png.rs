@@ -1309,8 +1309,7 @@ mod tests {
             matrix.gbps[[0, row, column]] = 20.0;
             matrix.status[[0, row, column]] = CellStatus::Measured;
             let (image, picture) = drawn(&matrix);
-            let group = picture.rows.group;
-            let (x, y) = picture.corner(row / group, column / group);
+            let (x, y) = picture.corner(row / picture.rows.group, column / picture.columns.group);
             assert_eq!(image.at(x, y), [36, 1, 104], "{side}");
         }
     }
