@@ -33,7 +33,7 @@ use crate::run::{
     write_by_rename, write_json,
 };
 use crate::samples::{Phase, PointStatus, Sample, Sweep};
-use crate::stats::quantile_sorted;
+use crate::stats::quantiles;
 
 /// How outputs look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -112,29 +112,33 @@ impl Report {
             Ok(sample) => gathering.add(&sample),
             Err(bad) => gathering.bad_lines.push(format!("line {}: {}", bad.line, bad.reason)),
         })?;
-        let mut matrices = Vec::new();
         let mut points = gathering.points;
         merge_unstarted(&mut gathering.groups, gathering.unstarted);
-        let mut all_blocks = Vec::new();
-        for (key, estimates) in gathering.groups {
-            let (mut matrix, dropped, mut blocks) = estimates.finish_with_blocks();
-            matrix.memory = key.2;
-            if let Some(host) = gathering.host_groups.remove(&key) {
-                blocks.host_gbps = host.finish_with_blocks().2.gbps;
-            }
-            blocks.probes = gathering.probes.remove(&key).unwrap_or_default();
-            all_blocks.push(blocks);
+        for estimates in gathering.groups.values_mut() {
+            let dropped = estimates.drop_implausible();
             points.measured = points.measured.saturating_sub(dropped);
             points.implausible += dropped;
             if dropped > 0 {
                 let reason = "faster than 2 × the 99th percentile of its size".to_owned();
                 *gathering.reasons.entry(reason).or_insert(0) += dropped;
             }
-            matrices.push(matrix);
         }
         manifest.points = points;
+        // Judging needs most memory: the matrices are made when it has given it back.
         let diagnosis = gathering.evidence.judge(&manifest, expect);
         manifest.verdict = Some(diagnosis.verdict.as_str().to_owned());
+        let mut matrices = Vec::new();
+        let mut all_blocks = Vec::new();
+        for (key, estimates) in gathering.groups {
+            let (mut matrix, mut blocks) = estimates.into_parts();
+            matrix.memory = key.2;
+            if let Some(host) = gathering.host_groups.remove(&key) {
+                blocks.host_gbps = host.finish_with_blocks().2.gbps;
+            }
+            blocks.probes = gathering.probes.remove(&key).unwrap_or_default();
+            all_blocks.push(blocks);
+            matrices.push(matrix);
+        }
         manifest.summary = matrices
             .iter()
             .flat_map(Matrix::slices)
@@ -427,8 +431,7 @@ fn imported_axes(
 #[must_use]
 pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
     let mut rates: Vec<f64> = slice.measured().collect();
-    rates.sort_unstable_by(f64::total_cmp);
-    let q = |q| quantile_sorted(&rates, q);
+    let [min, p10, median, p90, max] = quantiles(&mut rates, [0.0, 0.1, 0.5, 0.9, 1.0]);
     (!rates.is_empty()).then(|| SummaryRow {
         sweep: slice.sweep,
         bytes: slice.bytes,
@@ -441,11 +444,11 @@ pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
         .to_owned(),
         memory: slice.memory.as_str().to_owned(),
         count: rates.len() as u64,
-        min: q(0.0),
-        p10: q(0.1),
-        median: q(0.5),
-        p90: q(0.9),
-        max: q(1.0),
+        min,
+        p10,
+        median,
+        p90,
+        max,
     })
 }
 

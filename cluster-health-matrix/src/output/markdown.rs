@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use ndarray::ArrayView1;
 
 use super::first_page;
+use crate::classes::PairClasses;
 use crate::matrix::{Axis, CellStatus, Matrix, Slice};
 use crate::output::predicted::Sampled;
 use crate::report::{Report, summary_of};
@@ -278,15 +279,13 @@ fn section(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt::Re
 /// Medians of the pairs by what their CPUs share.
 fn pair_lines(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt::Result {
     let cores = report.affinity.as_ref().map(AffinityFile::cores).unwrap_or_default();
+    let classes = PairClasses::new(slice.rows, slice.columns, &cores);
     let (mut same, mut siblings, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for ((row, column), rate) in slice.gbps.indexed_iter().filter(|(_, rate)| rate.is_finite()) {
-        let (rank0, rank1) = (slice.rows.ids[row], slice.columns.ids[column]);
-        let kind = if rank0 == rank1 {
-            &mut same
-        } else if cores.get(&rank0).is_some_and(|core| cores.get(&rank1) == Some(core)) {
-            &mut siblings
-        } else {
-            &mut rest
+        let kind = match classes.of(row, column) {
+            Some(0) => &mut same,
+            Some(1) => &mut siblings,
+            _ => &mut rest,
         };
         kind.push(*rate);
     }

@@ -13,7 +13,7 @@ use crate::output::predicted::predicted;
 /// # Errors
 /// When `out` cannot be written.
 pub fn write(slice: &Slice<'_>, out: &mut impl Write) -> io::Result<()> {
-    array(slice.gbps.as_standard_layout(), out)
+    array(&slice.gbps.as_standard_layout(), out)
 }
 
 /// Writes the measured rate of every cell, else the one that the model of a sampled sweep predicts.
@@ -25,7 +25,7 @@ pub fn write_predicted(slice: &Slice<'_>, out: &mut impl Write) -> io::Result<()
         Some((rate, _)) => f64::from(rate),
         None => slice.gbps[[row, column]],
     };
-    array(Array2::from_shape_fn(slice.gbps.dim(), rate).into(), out)
+    array(&Array2::from_shape_fn(slice.gbps.dim(), rate).into(), out)
 }
 
 /// Writes of every predicted cell the half-width of the 95 % interval, as a share of its rate; NaN
@@ -37,10 +37,10 @@ pub fn write_error(slice: &Slice<'_>, out: &mut impl Write) -> io::Result<()> {
     let error = |(row, column)| {
         predicted(slice, row, column).map_or(f64::NAN, |(_, error)| f64::from(error))
     };
-    array(Array2::from_shape_fn(slice.gbps.dim(), error).into(), out)
+    array(&Array2::from_shape_fn(slice.gbps.dim(), error).into(), out)
 }
 
-fn array(values: CowArray<'_, f64, Ix2>, out: &mut impl Write) -> io::Result<()> {
+fn array(values: &CowArray<'_, f64, Ix2>, out: &mut impl Write) -> io::Result<()> {
     values.write_npy(out).map_err(|error| match error {
         WriteNpyError::Io(error) => error,
         other => io::Error::other(other),
@@ -90,11 +90,9 @@ mod tests {
     fn numpy_reads_predictions_and_errors() {
         let folder = tempfile::tempdir().unwrap();
         let matrix = crate::output::predicted::tests::sampled(6, 5, 4);
-        for (name, write) in [
-            ("m", write as fn(&Slice<'_>, &mut std::fs::File) -> io::Result<()>),
-            ("p", write_predicted),
-            ("e", write_error),
-        ] {
+        type Write = fn(&Slice<'_>, &mut std::fs::File) -> io::Result<()>;
+        let files: [(&str, Write); 3] = [("m", write), ("p", write_predicted), ("e", write_error)];
+        for (name, write) in files {
             let mut file = std::fs::File::create(folder.path().join(name)).unwrap();
             write(&matrix.slice(0), &mut file).unwrap();
         }

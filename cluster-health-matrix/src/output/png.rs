@@ -30,7 +30,7 @@ use embedded_graphics::text::{Baseline, Text};
 use crate::matrix::{Axis, CellStatus, Slice};
 use crate::output::predicted::{Sampled, predicted};
 use crate::samples::Sweep;
-use crate::stats::quantile_sorted;
+use crate::stats::{quantile_sorted, settle};
 
 /// The colours from slow to fast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -426,7 +426,8 @@ struct Scale {
 }
 
 impl Scale {
-    /// From rates in ascending order; `None` without any.
+    /// From rates in ascending order, at least as far as ends, median and the places of the cuts;
+    /// `None` without any.
     fn new(sorted: &[f64]) -> Option<Self> {
         let last = sorted.len().checked_sub(1)?;
         // From five rates on one is cut off at each end: interpolated percentiles of few rates
@@ -656,8 +657,11 @@ const TICK: usize = 4;
 
 impl Picture {
     fn draw(slice: &Slice<'_>, style: &Style) -> Self {
+        // Sorted as far as anything here looks at it.
         let mut sorted: Vec<f64> = slice.measured().collect();
-        sorted.sort_unstable_by(f64::total_cmp);
+        let cut = sorted.len().saturating_sub(1).div_ceil(50);
+        let ends = [cut, sorted.len().saturating_sub(1 + cut)];
+        settle(&mut sorted, &[0.0, 0.1, 0.5, 0.9, 1.0], &ends);
         let scale = Scale::new(&sorted);
         let track = |axis: &Axis| {
             let nothing = Axis::new(axis.name, Vec::new(), Vec::new());

@@ -11,7 +11,8 @@
 //! them in its rates.
 //!
 //! Excel holds 1,048,576 rows, 16,384 columns, 32,767 characters in a cell and 31 in a sheet name.
-//! What is longer is split over sheets or cut, and a note says so.
+//! What is longer is split over sheets or cut, and a note says so. So it does when a matrix is left out
+//! because the workbook would have more than 4,000,000 rates; `Summary` has that matrix, too.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -27,12 +28,16 @@ use crate::error::{Error, Result};
 use crate::matrix::{Matrix, Slice};
 use crate::output::predicted::predicted;
 use crate::samples::Sweep;
-use crate::stats::quantile;
+use crate::stats::quantiles;
 
 const MAX_ROWS: usize = 1_048_576;
 const MAX_COLUMNS: usize = 16_384;
 const MAX_TEXT: usize = 32_767;
 const MAX_NAME: usize = 31;
+/// Most rates of a workbook: above, programs take minutes to open it.
+const MOST_CELLS: usize = 4_000_000;
+/// The digits of rates are noise: what a higher level saves of them takes longer than everything else.
+const COMPRESSION: u8 = 2;
 /// Font of predicted rates: sRGB.
 const GREY: u32 = 0x59_59_59;
 
@@ -127,10 +132,14 @@ impl<T: Into<Self>> From<Option<T>> for Value {
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: &Path, book: &Workbook<'_>) -> Result<Vec<String>> {
+    write_at_most(path, book, MOST_CELLS)
+}
+
+fn write_at_most(path: &Path, book: &Workbook<'_>, most_cells: usize) -> Result<Vec<String>> {
     let file = File::create(path).map_err(|error| Error::io("writing", path, error))?;
     let failed = |message: String| Error::output(path.display().to_string(), message);
     // The writer panics instead of returning an error when a temporary file cannot be written.
-    catch_unwind(AssertUnwindSafe(|| Writer::new(path)?.write(file, book)))
+    catch_unwind(AssertUnwindSafe(|| Writer::new(path, most_cells)?.write(file, book)))
         .map_err(|_| failed("a temporary file beside it could not be written".to_owned()))?
         .map_err(|error| failed(error.to_string()))
 }
@@ -142,11 +151,14 @@ struct Writer {
     title: Format,
     rate: Format,
     predicted: Format,
+    /// How many rates more the workbook takes.
+    room: usize,
 }
 
 impl Writer {
-    fn new(path: &Path) -> Result<Self, XlsxError> {
+    fn new(path: &Path, room: usize) -> Result<Self, XlsxError> {
         let mut file = ExcelFile::new();
+        file.set_zip_compression_level(COMPRESSION);
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         file.set_tempdir(folder.unwrap_or(Path::new(".")))?;
         Ok(Self {
@@ -156,6 +168,7 @@ impl Writer {
             title: Format::new().set_bold(),
             rate: Format::new().set_num_format("0.000"),
             predicted: Format::new().set_num_format("0.000").set_italic().set_font_color(GREY),
+            room,
         })
     }
 
@@ -186,6 +199,17 @@ impl Writer {
     fn heat(&mut self, slice: &Slice<'_>) -> Result<(), XlsxError> {
         let title = title(slice);
         let wanted = heat_name(slice);
+        let cells = slice.gbps.len();
+        let Some(room) = self.room.checked_sub(cells) else {
+            self.notes.push(format!(
+                "{wanted}: left out, its {cells} cells are more than the {} that the workbook still \
+                 takes; {stem}.csv and {stem}.npy have them",
+                self.room,
+                stem = slice.stem()
+            ));
+            return Ok(());
+        };
+        self.room = room;
         let (height, width) = (MAX_ROWS - 1, MAX_COLUMNS - 1);
         let parts =
             slice.rows.len().div_ceil(height).max(1) * slice.columns.len().div_ceil(width).max(1);
@@ -566,7 +590,7 @@ fn summary_row(
         number(all).into(),
         number(rates.len()).into(),
     ];
-    row.extend([0.0, 0.1, 0.5, 0.9, 1.0].map(|q| quantile(&mut rates, q).into()));
+    row.extend(quantiles(&mut rates, [0.0, 0.1, 0.5, 0.9, 1.0]).map(Value::from));
     row.extend([number(not_measured), number(rates.len()) / number(all)].map(Value::from));
     row
 }
@@ -911,6 +935,31 @@ print(json.dumps([list(list(book[n].iter_rows(values_only=True))[0][-1:]) for n 
             &[&path],
         ) {
             assert_eq!(read, serde_json::json!([[16_382], [19_999]]));
+        }
+    }
+
+    #[test]
+    fn a_matrix_too_large_for_a_workbook_is_left_out_with_a_note() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("small.xlsx");
+        let (mut large, small) = (h2d(), crate::output::predicted::tests::sampled(2, 2, 1));
+        large.load = "cpu:2".to_owned();
+        // Two sizes of 12 cells, then 4: the second size does not fit.
+        let notes = write_at_most(&path, &Workbook::new(vec![&large, &small], vec![]), 17).unwrap();
+        assert_eq!(
+            notes,
+            ["H2D_64MiB_cpu2: left out, its 12 cells are more than the 5 that the workbook still \
+              takes; h2d-64MiB-cpu2.csv and h2d-64MiB-cpu2.npy have them"]
+        );
+        if let Some(read) = openpyxl(
+            "book = openpyxl.load_workbook(sys.argv[1])
+print(json.dumps([book.sheetnames, [r[0].value for r in book['Notes']], len(list(book['Summary']))]))",
+            &[&path],
+        ) {
+            assert_eq!(read[0], serde_json::json!(["H2D_16MiB_cpu2", "PAIR_8MiB", "Summary", "Notes"]));
+            assert_eq!(read[1][1], notes[0]);
+            // The matrix that was left out is in the summary: 6 lines of each size, 3 of the pairs.
+            assert_eq!(read[2], 1 + 6 + 6 + 3);
         }
     }
 
