@@ -128,6 +128,72 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
+/// A sweep that measures a part of its cells, chosen as it goes, and predicts the others.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Sampling {
+    /// Most machine time of the sweep, first bind to last sample, nanoseconds.
+    pub budget_ns: u64,
+    /// Enough is measured when nine of ten rows and columns are known to ± this share of their rate
+    /// (95 % intervals); `None` = when the share of the budget that is not kept for confirming is
+    /// used up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<f64>,
+}
+
+impl Sampling {
+    /// Usual budget of copies between host and device.
+    pub const COPIES: Duration = Duration::from_secs(30);
+    /// And of pairs of ranks.
+    pub const PAIRS: Duration = Duration::from_secs(8);
+
+    /// Within this time.
+    #[must_use]
+    pub fn within(budget: Duration) -> Self {
+        let budget_ns = u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX);
+        Self { budget_ns, target: None }
+    }
+
+    /// The same, ended early when nine of ten rows and columns are known to ± this share.
+    #[must_use]
+    pub const fn with_target(mut self, target: Option<f64>) -> Self {
+        self.target = target;
+        self
+    }
+
+    /// The budget.
+    #[must_use]
+    pub const fn budget(self) -> Duration {
+        Duration::from_nanos(self.budget_ns)
+    }
+
+    /// Or why a plan cannot be one.
+    fn check(self, order: Order, ci: Option<f64>, loads: &[LoadProfile]) -> Result<()> {
+        if self.budget_ns < 10_000_000 {
+            return Err(Error::invalid("--budget", "at least 10ms: a few points must fit"));
+        }
+        if self.target.is_some_and(|target| !(target > 0.0 && target < 1.0)) {
+            return Err(Error::invalid("--target", "a share between 0 and 1, such as 0.03 or 3%"));
+        }
+        if order == Order::Sequential {
+            return Err(Error::invalid(
+                "--sample",
+                "needs random order: not with --order sequential",
+            ));
+        }
+        if ci.is_some() {
+            return Err(Error::invalid("--ci", "is for full sweeps; with --sample use --target"));
+        }
+        if !is_only_idle(loads) {
+            return Err(Error::invalid(
+                "--sample",
+                "measures the idle machine; with --load measure fewer --cpus in full",
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// A plan of a sweep of copies between host and device: CPU × device × size.
 ///
 /// Build it with [`H2dPlan::builder`]; it is serialised into `run.json` and compared on resume.
@@ -168,6 +234,10 @@ pub struct H2dPlan {
     pub ci: Option<f64>,
     /// Order of the points.
     pub order: Order,
+    /// A part of the cells is measured, the others are predicted; `None` = all cells, in every
+    /// block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<Sampling>,
     /// Seed of all orders.
     pub seed: u64,
     /// When host memory is touched.
@@ -390,6 +460,7 @@ struct Settings {
     expect: Option<Bandwidth>,
     min_effect: f64,
     loads: Vec<LoadProfile>,
+    sample: Option<Sampling>,
 }
 
 impl Default for Settings {
@@ -407,6 +478,7 @@ impl Default for Settings {
             expect: None,
             min_effect: DEFAULT_MIN_EFFECT,
             loads: only_idle(),
+            sample: None,
         }
     }
 }
@@ -441,6 +513,9 @@ impl Settings {
                 "--min-effect",
                 format!("{}: must be above 0 and below 1, such as 0.03 or 3%", self.min_effect),
             ));
+        }
+        if let Some(sample) = self.sample {
+            sample.check(self.order, self.ci, &self.loads)?;
         }
         require_list("--load", &self.loads)?;
         if self.loads.len() > MOST_LOADS {
@@ -500,6 +575,12 @@ macro_rules! settings_setters {
         /// Order of the points.
         pub fn order(mut self, order: Order) -> Self {
             self.settings.order = order;
+            self
+        }
+
+        /// Measures a part of the cells and predicts the others; default: all cells.
+        pub fn sample(mut self, sample: Option<Sampling>) -> Self {
+            self.settings.sample = sample;
             self
         }
 
@@ -630,6 +711,7 @@ impl H2dPlanBuilder {
             repeats: settings.repeats,
             ci: settings.ci,
             order: settings.order,
+            sample: settings.sample,
             seed: settings.seed,
             arena: self.arena,
             check: settings.check,

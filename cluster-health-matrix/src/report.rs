@@ -125,13 +125,14 @@ impl Report {
         }
         manifest.points = points;
         // Judging needs most memory: the matrices are made when it has given it back.
-        let diagnosis = gathering.evidence.judge(&manifest, expect);
+        let (diagnosis, mut predictions) = gathering.evidence.judge(&manifest, expect);
         manifest.verdict = Some(diagnosis.verdict.as_str().to_owned());
         let mut matrices = Vec::new();
         let mut all_blocks = Vec::new();
         for (key, estimates) in gathering.groups {
             let (mut matrix, mut blocks) = estimates.into_parts();
             matrix.memory = key.2;
+            matrix.predicted = predictions.remove(&(matrix.sweep, matrix.load.clone()));
             if let Some(host) = gathering.host_groups.remove(&key) {
                 blocks.host_gbps = host.finish_with_blocks().2.gbps;
             }

@@ -94,8 +94,33 @@ pub(crate) trait Blocks {
     /// many follow as the lower bound of its size hint says.
     fn block(&mut self, wanted: Option<Wanted<'_>>) -> impl Iterator<Item = PlannedPoint>;
 
+    /// The points that follow are another replicate.
+    fn begin_block(&mut self);
+
+    /// Visits to these cells in fresh order, without sentinels, in the block that has begun.
+    fn visit(
+        &mut self,
+        visits: Vec<(Cell, ByteSize)>,
+        phase: Phase,
+    ) -> impl Iterator<Item = PlannedPoint>;
+
+    /// Brings things into an order of its own random numbers.
+    fn shuffle<T>(&mut self, items: &mut [T]);
+
+    /// Bytes of all sizes, ascending.
+    fn sizes(&self) -> &[ByteSize];
+
     /// One round of confirming visits to these cells, all sizes, in fresh order.
-    fn confirm(&mut self, cells: &[Cell]) -> impl Iterator<Item = PlannedPoint>;
+    fn confirm(&mut self, cells: &[Cell]) -> impl Iterator<Item = PlannedPoint> {
+        self.begin_block();
+        let visits = all_sizes(cells, self.sizes());
+        self.visit(visits, Phase::Confirm)
+    }
+}
+
+/// Every cell at every size.
+pub(crate) fn all_sizes(cells: &[Cell], sizes: &[ByteSize]) -> Vec<(Cell, ByteSize)> {
+    cells.iter().flat_map(|&cell| sizes.iter().map(move |&bytes| (cell, bytes))).collect()
 }
 
 /// What every schedule has: its random numbers, the numbers of its points, its sentinels.
@@ -321,24 +346,36 @@ impl Blocks for Schedule<'_> {
         self.next_block(wanted).into_iter()
     }
 
-    /// As in the blocks the visits to a core are contiguous.
-    fn confirm(&mut self, cells: &[Cell]) -> impl Iterator<Item = PlannedPoint> {
+    fn begin_block(&mut self) {
         self.sequence.begin_block();
-        let mut rows: Vec<&[Cell]> = cells.chunk_by(|a, b| a.row == b.row).collect();
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        self.sequence.random.shuffle(items);
+    }
+
+    fn sizes(&self) -> &[ByteSize] {
+        &self.plan.sizes
+    }
+
+    /// As in the blocks the visits to a core are contiguous; `visits` come by rows.
+    fn visit(
+        &mut self,
+        visits: Vec<(Cell, ByteSize)>,
+        phase: Phase,
+    ) -> impl Iterator<Item = PlannedPoint> {
+        let mut rows: Vec<&[(Cell, ByteSize)]> =
+            visits.chunk_by(|a, b| a.0.row == b.0.row).collect();
         self.sequence.random.shuffle(&mut rows);
-        let mut points =
-            Vec::with_capacity(cells.len() * self.plan.sizes.len() * self.plan.loads.len());
-        for cells in rows {
-            let mut visit: Vec<(Cell, ByteSize)> = cells
-                .iter()
-                .flat_map(|&cell| self.plan.sizes.iter().map(move |&bytes| (cell, bytes)))
-                .collect();
+        let mut points = Vec::with_capacity(visits.len() * self.plan.loads.len());
+        for visit in rows {
+            let mut visit = visit.to_vec();
             let mut first = true;
             for load in self.sequence.profiles() {
                 self.sequence.load = load;
                 self.sequence.random.shuffle(&mut visit);
                 for &(cell, bytes) in &visit {
-                    points.push(self.sequence.point(cell, bytes, Phase::Confirm, first));
+                    points.push(self.sequence.point(cell, bytes, phase, first));
                     first = false;
                 }
             }

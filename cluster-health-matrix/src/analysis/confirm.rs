@@ -15,34 +15,54 @@ pub(crate) const ROUNDS_SEEN: usize = 5;
 
 /// Fewest lines that suspects are compared with, where there are as many.
 const LEAST_CONTROLS: usize = 6;
-/// More controls are no use.
-const MOST_CONTROLS: usize = 24;
-/// Suspected lines of one axis that are visited; others that are like them are judged with them.
-const MOST_LINES: usize = 48;
-/// Cells that stand for a whole line in one round.
-const ACROSS: usize = 4;
-/// Rows and columns of a rectangle, members of a node, and CPUs of a class, in one round.
-const PART: usize = 4;
+
+/// How many cells stand for what is confirmed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Effort {
+    /// Cells that stand for a whole line in one round.
+    across: usize,
+    /// Rows and columns of a rectangle, members of a node, and CPUs of a class, in one round.
+    part: usize,
+    /// Suspected lines of one axis that are visited; others that are like them are judged with them.
+    lines: usize,
+    /// More lines to compare with are no use.
+    controls: usize,
+}
+
+impl Effort {
+    /// That of a full sweep.
+    pub(crate) const FULL: Self = Self { across: 4, part: 4, lines: 48, controls: 24 };
+
+    /// From that of a full sweep to the least that still tells.
+    pub(crate) const ALL: [Self; 4] = [
+        Self::FULL,
+        Self { across: 3, part: 4, lines: 32, controls: 12 },
+        Self { across: 2, part: 3, lines: 24, controls: 8 },
+        Self { across: 1, part: 2, lines: 12, controls: 6 },
+    ];
+}
 
 /// The cells of each round, row-major, for suspects of a table.
 pub(crate) fn rounds(
     table: &Table,
     suspects: &[Suspect],
+    effort: Effort,
     usable: &dyn Fn(usize, usize) -> bool,
     random: &mut Random,
 ) -> Vec<Vec<Cell>> {
+    let part = effort.part;
     if suspects.is_empty() {
         return Vec::new();
     }
     let shape = table.shape();
-    let lines: [Vec<Vec<usize>>; 2] = [0, 1].map(|axis| tested_lines(suspects, axis));
+    let lines: [Vec<Vec<usize>>; 2] = [0, 1].map(|axis| tested_lines(suspects, axis, effort.lines));
     let suspected: [BTreeSet<usize>; 2] = [0, 1].map(|axis| all_lines(suspects, axis));
     let controls: [Vec<usize>; 2] = [0, 1].map(|axis| {
         let mut free: Vec<usize> =
             (0..shape[axis]).filter(|at| !suspected[axis].contains(at)).collect();
         random.shuffle(&mut free);
-        let tested: usize = lines[axis].iter().map(|group| group.len().min(PART)).sum();
-        free.truncate(tested.clamp(LEAST_CONTROLS, MOST_CONTROLS));
+        let tested: usize = lines[axis].iter().map(|group| group.len().min(part)).sum();
+        free.truncate(tested.clamp(LEAST_CONTROLS, effort.controls));
         free
     });
     (0..ROUNDS)
@@ -58,12 +78,12 @@ pub(crate) fn rounds(
                     across = (0..shape[1 - axis]).collect();
                 }
                 random.shuffle(&mut across);
-                across.truncate(ACROSS);
+                across.truncate(effort.across);
                 let mut chosen = controls[axis].clone();
                 for group in &lines[axis] {
                     let mut group = group.clone();
                     random.shuffle(&mut group);
-                    group.truncate(PART);
+                    group.truncate(part);
                     chosen.extend(group);
                 }
                 for line in chosen {
@@ -75,9 +95,9 @@ pub(crate) fn rounds(
             for suspect in suspects {
                 match &suspect.shape {
                     Shape::Block { rows, cols } => {
-                        block_cells(&mut cells, shape, &suspected, (rows, cols), random);
+                        block_cells(&mut cells, shape, &suspected, (rows, cols), part, random);
                     }
-                    Shape::Class(kinship) => class_cells(&mut cells, table, *kinship, random),
+                    Shape::Class(kinship) => class_cells(&mut cells, table, *kinship, part, random),
                     Shape::Lines { .. } => {}
                 }
             }
@@ -91,7 +111,7 @@ pub(crate) fn rounds(
 }
 
 /// Groups of suspected lines of an axis: each line alone, nodes together.
-fn tested_lines(suspects: &[Suspect], axis: usize) -> Vec<Vec<usize>> {
+fn tested_lines(suspects: &[Suspect], axis: usize, most: usize) -> Vec<Vec<usize>> {
     let mut single: Vec<(f64, Vec<usize>)> = Vec::new();
     let mut groups = Vec::new();
     for suspect in suspects {
@@ -106,7 +126,7 @@ fn tested_lines(suspects: &[Suspect], axis: usize) -> Vec<Vec<usize>> {
         }
     }
     single.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
-    groups.extend(single.into_iter().take(MOST_LINES).map(|(_, members)| members));
+    groups.extend(single.into_iter().take(most).map(|(_, members)| members));
     groups
 }
 
@@ -128,6 +148,7 @@ fn block_cells(
     shape: [usize; 2],
     suspected: &[BTreeSet<usize>; 2],
     (rows, cols): (&[usize], &[usize]),
+    part: usize,
     random: &mut Random,
 ) {
     let mut pick = |members: &[usize], most: usize| {
@@ -136,7 +157,7 @@ fn block_cells(
         members.truncate(most);
         members
     };
-    let inside = [pick(rows, PART), pick(cols, PART)];
+    let inside = [pick(rows, part), pick(cols, part)];
     let outside: [Vec<usize>; 2] = [(0, rows), (1, cols)].map(|(axis, members)| {
         let free: Vec<usize> = (0..shape[axis])
             .filter(|at| members.binary_search(at).is_err() && !suspected[axis].contains(at))
@@ -156,6 +177,7 @@ fn class_cells(
     cells: &mut BTreeSet<(usize, usize)>,
     table: &Table,
     kinship: Kinship,
+    part: usize,
     random: &mut Random,
 ) {
     let [rows, cols] = table.shape();
@@ -164,7 +186,7 @@ fn class_cells(
         .filter(|&(row, col)| table.kinship(row, col) == kinship)
         .collect();
     random.shuffle(&mut members);
-    members.truncate(PART);
+    members.truncate(part);
     for &(row, _) in &members {
         cells.extend(members.iter().map(|&(_, col)| (row, col)));
     }
@@ -465,11 +487,15 @@ impl SizeView<'_> {
         let noise = (round_sd.powi(2) / (0.93 * of as f64) + (1.25 * sd).powi(2) / controls as f64)
             .sqrt()
             .max(1e-6);
-        let blocks = f64::from(table.blocks.max(1));
+        let blocks = fit.replicates;
         let [all_rows, all_cols] = table.shape();
         // Levels of rows and columns come from the blocks and have errors of their own.
-        let row_variance = (1.5 * fit.point_sd).powi(2) / (blocks * all_cols as f64);
-        let col_variance = (1.5 * fit.point_sd).powi(2) / (blocks * all_rows as f64);
+        let level_variance = |axis: usize, across: usize| match &fit.sampled {
+            Some(sampled) => sampled.typical_variance(axis),
+            None => (1.5 * fit.point_sd).powi(2) / (blocks * across as f64),
+        };
+        let (row_variance, col_variance) =
+            (level_variance(0, all_cols), level_variance(1, all_rows));
         let lines = lines.max(1) as f64;
         let variance = match shape {
             Shape::Lines { axis, members, node } => {

@@ -6,8 +6,8 @@ use cluster_health_core::{Bandwidth, ByteSize};
 
 use super::finding::{Diagnosis, Effect, Finding, Kind};
 use super::table::Table;
-use super::{Fitted, artefact, judge, load, one_block, suspect};
-use crate::matrix::Axis;
+use super::{Fitted, artefact, judge, load, one_block, sparse, suspect};
+use crate::matrix::{Axis, Prediction};
 use crate::plan::{DEFAULT_MIN_EFFECT, Order, PROBE_SIZE};
 use crate::run::{Manifest, RunStatus};
 use crate::samples::{DataCheck, PointStatus, Sample, Sweep};
@@ -15,6 +15,9 @@ use crate::stats::median;
 
 /// Axes of a sweep: sizes, rows, columns.
 pub(crate) type Axes = (Vec<ByteSize>, Axis, Axis);
+
+/// What sampled sweeps predict, by sweep and load.
+pub(crate) type Predictions = BTreeMap<(Sweep, String), Prediction>;
 
 /// Cells of points that ended in some way.
 #[derive(Debug, Clone, Default)]
@@ -80,7 +83,12 @@ impl Evidence {
     }
 
     /// The judgement.
-    pub(crate) fn judge(mut self, manifest: &Manifest, expect: Option<Bandwidth>) -> Diagnosis {
+    pub(crate) fn judge(
+        mut self,
+        manifest: &Manifest,
+        expect: Option<Bandwidth>,
+    ) -> (Diagnosis, Predictions) {
+        let mut predictions = Predictions::new();
         let mut findings = Vec::new();
         let mut tested = Vec::new();
         self.unbindable(manifest);
@@ -114,8 +122,9 @@ impl Evidence {
         let missing = not_tested(&self.tables, manifest, expect);
         let mut loads = load::compare(&self.tables, manifest, |sweep| settings(manifest, sweep).0);
         tested.append(&mut loads.tested);
-        for table in std::mem::take(&mut self.tables).into_values() {
+        for mut table in std::mem::take(&mut self.tables).into_values() {
             let (min_effect, order, declared) = settings(manifest, table.sweep);
+            table.sampled = is_sampled(manifest, table.sweep);
             let randomised = order == Some(Order::Blocks);
             let mut fitted = if randomised { Fitted::new(table) } else { Fitted::plain(table) };
             let mut suspects = Vec::new();
@@ -129,6 +138,10 @@ impl Evidence {
             }
             if randomised {
                 let (mut found, unvisited) = judge::confirmed(table, fits, &suspects, min_effect);
+                if table.sampled {
+                    let predicted = sparse::predict(table, &suspects, &found);
+                    predictions.insert((table.sweep, table.load.clone()), predicted);
+                }
                 findings.append(&mut found);
                 let limits = (min_effect, manifest.status == RunStatus::Complete);
                 findings.extend(judge::unconfirmed(table, fits, &unvisited, limits));
@@ -149,7 +162,7 @@ impl Evidence {
         let mut diagnosis = Diagnosis::of(loads.join(findings));
         diagnosis.tested = tested;
         diagnosis.not_tested = missing;
-        diagnosis
+        (diagnosis, predictions)
     }
 
     fn unbindable(&mut self, manifest: &Manifest) {
@@ -177,6 +190,16 @@ fn settings(manifest: &Manifest, sweep: Sweep) -> (f64, Option<Order>, Option<Ba
         return (plan.min_effect, Some(plan.order), plan.expect);
     }
     (DEFAULT_MIN_EFFECT, None, None)
+}
+
+/// Whether only a part of a sweep's cells was to be measured.
+fn is_sampled(manifest: &Manifest, sweep: Sweep) -> bool {
+    let plan = &manifest.plan;
+    if sweep.is_pair() {
+        plan.core_pair.as_ref().is_some_and(|plan| plan.sample.is_some())
+    } else {
+        plan.h2d.as_ref().is_some_and(|plan| plan.sample.is_some())
+    }
 }
 
 /// The ids that a fault is narrowed to: those seen, unless they are spread over the whole axis.

@@ -5,6 +5,7 @@
 //! row's own level alone; time is a running median in the order of measurement, which randomised
 //! orders make independent of the cells.
 
+use super::sparse::Sampled;
 use super::table::{Kinship, Table};
 use crate::stats::{median, quantile, robust_sd};
 
@@ -38,6 +39,10 @@ pub(crate) struct Fit {
     pub(crate) point_sd: f64,
     /// Of a visit's level about its row's; of a point for pairs.
     pub(crate) visit_sd: f64,
+    /// Visits per cell: the blocks, of a sampled sweep those of the cells that have any.
+    pub(crate) replicates: f64,
+    /// Of a size of which few cells were visited.
+    pub(crate) sampled: Option<Sampled>,
 }
 
 impl Fit {
@@ -141,6 +146,8 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
         confirming: (0..count).filter(|&at| obs(at).is_confirm()).collect(),
         point_sd: 0.0,
         visit_sd: 0.0,
+        replicates: table.replicates(size),
+        sampled: None,
         which: Vec::new(),
     };
     let mut scratch = Vec::new();
@@ -315,7 +322,7 @@ const NEAR: usize = 3;
 
 /// What time does to a series of levels: steps, a slow trend, and where neighbours leave both
 /// together, their level. A value never takes part in its own neighbourhood.
-fn smooth(levels: &[f64], with_trend: bool) -> (Vec<f64>, Vec<usize>) {
+pub(super) fn smooth(levels: &[f64], with_trend: bool) -> (Vec<f64>, Vec<usize>) {
     let count = levels.len();
     let mut time = vec![0.0; count];
     let mut cuts = Vec::new();

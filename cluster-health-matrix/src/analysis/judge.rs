@@ -85,6 +85,11 @@ fn refine(
     }
 }
 
+/// A fit whose cells were all visited: of the others there is nothing to be said one by one.
+fn whole(fit: &Option<Fit>) -> Option<&Fit> {
+    fit.as_ref().filter(|fit| fit.sampled.is_none())
+}
+
 /// Findings of a table whose suspects were visited again, and suspects that nobody visited.
 pub(crate) fn confirmed(
     table: &Table,
@@ -95,7 +100,7 @@ pub(crate) fn confirmed(
     let mut tested: Vec<(f64, Confirmed)> = Vec::new();
     let mut unvisited = Vec::new();
     let rests: Vec<Option<Residuals>> =
-        fits.iter().map(|fit| Some(residuals(table, fit.as_ref()?))).collect();
+        fits.iter().map(|fit| Some(residuals(table, whole(fit)?))).collect();
     for suspect in suspects {
         let views = || {
             fits.iter()
@@ -759,9 +764,10 @@ pub(crate) struct Power {
 }
 
 pub(crate) fn powers(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<Power> {
-    let Some((size, Some(fit))) = fits.iter().enumerate().rfind(|(_, fit)| fit.is_some()) else {
-        return Vec::new();
-    };
+    // Of a sampled sweep the size that was looked at most.
+    let visits = |fit: &Fit| if table.sampled { fit.which.len() } else { 0 };
+    let fits = fits.iter().enumerate().filter_map(|(size, fit)| Some((size, fit.as_ref()?)));
+    let Some((size, fit)) = fits.max_by_key(|(_, fit)| visits(fit)) else { return Vec::new() };
     let bytes = table.sizes[size];
     let [rows, cols] = table.shape();
     let mut powers = Vec::new();
@@ -770,15 +776,16 @@ pub(crate) fn powers(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Ve
             continue;
         }
         let levels = axis_levels(table, fit, axis, min_effect);
+        let se = fit.sampled.as_ref().map_or(levels.se, |sampled| sampled.typical_error(axis));
         let axis = if axis == 0 { &table.rows } else { &table.cols };
         powers.push(Power {
             kind: format!("{} {bytes}, single {}", table.sweep, axis.name),
             is_line: true,
-            least: levels.threshold + 1.645 * levels.se,
-            se: levels.se,
+            least: levels.threshold + 1.645 * se,
+            se,
         });
     }
-    if has_rectangles(table) {
+    if has_rectangles(table) && fit.sampled.is_none() {
         let se = residuals(table, fit).se;
         powers.push(Power {
             kind: format!("{} {bytes}, single cells", table.sweep),

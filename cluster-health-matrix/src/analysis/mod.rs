@@ -10,6 +10,8 @@ mod fit;
 mod judge;
 mod load;
 mod one_block;
+mod sparse;
+mod sparse_suspect;
 mod suspect;
 mod table;
 
@@ -21,6 +23,7 @@ pub(crate) use load::is_comparison;
 pub(crate) use table::{Kinship, Table};
 
 use crate::error::Result;
+use crate::matrix::Prediction;
 use crate::report::Report;
 use crate::schedule::{Cell, Random};
 
@@ -90,7 +93,15 @@ impl Fitted {
 
 /// The fits of all sizes.
 fn fits_of(table: &Table, mask: Option<fit::Mask<'_>>) -> Vec<Option<fit::Fit>> {
-    (0..table.sizes.len()).map(|size| fit::fit(table, size, mask)).collect()
+    (0..table.sizes.len())
+        .map(|size| {
+            if table.sampled && sparse::coverage(table, size).1 {
+                sparse::fit(table, size, mask, false)
+            } else {
+                fit::fit(table, size, mask)
+            }
+        })
+        .collect()
 }
 
 /// The confirming visits that the blocks of a sweep call for: the cells of each round. One table per
@@ -118,5 +129,66 @@ fn confirmation_of(
 ) -> Vec<Vec<Cell>> {
     let Fitted { table, fits, .. } = Fitted::new(table);
     let suspects = suspect::find(&table, &fits, min_effect);
-    confirm::rounds(&table, &suspects, usable, &mut Random::new(seed ^ 0x636f_6e66))
+    let random = &mut Random::new(seed ^ CONFIRM_SEED);
+    confirm::rounds(&table, &suspects, confirm::Effort::FULL, usable, random)
+}
+
+/// Keeps the choice of confirming visits apart from other draws of the same seed.
+const CONFIRM_SEED: u64 = 0x636f_6e66;
+
+/// The confirming visits of a sampled sweep: as many as the time allows, which `fits` tells of all
+/// rounds; of no suspicion where not even the least does.
+pub(crate) fn sampled_confirmation(
+    table: Table,
+    min_effect: f64,
+    seed: u64,
+    usable: &dyn Fn(usize, usize) -> bool,
+    fits: &mut dyn FnMut(usize) -> Result<bool>,
+) -> Result<Vec<Vec<Cell>>> {
+    let Fitted { table, fits: of_sizes, .. } = Fitted::new(table);
+    let mut suspects = suspect::find(&table, &of_sizes, min_effect);
+    suspects.sort_by(|a, b| b.effect.abs().total_cmp(&a.effect.abs()));
+    while !suspects.is_empty() {
+        for effort in confirm::Effort::ALL {
+            let random = &mut Random::new(seed ^ CONFIRM_SEED);
+            let rounds = confirm::rounds(&table, &suspects, effort, usable, random);
+            if fits(rounds.iter().map(Vec::len).sum())? {
+                return Ok(rounds);
+            }
+        }
+        suspects.truncate(suspects.len() / 2);
+    }
+    Ok(Vec::new())
+}
+
+/// What a sampled sweep says about the cells that it left out.
+pub(crate) fn sampled_prediction(table: Table, min_effect: f64) -> Prediction {
+    let mut fitted = Fitted::new(table);
+    let suspects = suspect::find(&fitted.table, &fitted.fits, min_effect);
+    fitted.refit(&suspects);
+    let (found, _) = judge::confirmed(&fitted.table, &fitted.fits, &suspects, min_effect);
+    sparse::predict(&fitted.table, &suspects, &found)
+}
+
+/// What the points of a sampled sweep say so far about one size, and which cells would say more.
+pub(crate) struct Progress {
+    /// New cells of this size; none when nothing is left to be asked.
+    pub(crate) next: Vec<Cell>,
+    /// Share that nine of ten lines are known to, half-width of a 95 % interval.
+    pub(crate) known_to: f64,
+}
+
+/// Looks at the points of a sampled sweep at one size.
+pub(crate) fn sampled_progress(
+    table: &Table,
+    size: usize,
+    min_effect: f64,
+    usable: &dyn Fn(usize, usize) -> bool,
+    random: &mut Random,
+) -> Option<Progress> {
+    let mut table = table.clone();
+    table.arrange();
+    let fit = sparse::fit(&table, size, None, false)?;
+    let next = sparse_suspect::next_cells(&table, &fit, min_effect, usable, random);
+    Some(Progress { next, known_to: sparse::known_to(&fit) })
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::fit::{Fit, Groups};
+use super::sparse_suspect;
 use super::table::{Kinship, Table};
 use crate::stats::{median, quantile, robust_sd};
 
@@ -87,20 +88,33 @@ fn healthy_spread(deviations: &[f64], se: f64) -> f64 {
     ((own + PRIOR_LINES * PRIOR_SPREAD * PRIOR_SPREAD) / (lines + PRIOR_LINES)).sqrt()
 }
 
+/// The same of a fit; one of few visits knows the spread of its lines, which it drew together.
+fn spread_of(fit: &Fit, axis: usize, deviations: &[f64], se: f64) -> f64 {
+    let Some(sampled) = &fit.sampled else { return healthy_spread(deviations, se) };
+    let lines = deviations.len() as f64;
+    let own = lines * sampled.spread[axis].min(WIDEST_HEALTHY).powi(2);
+    ((own + PRIOR_LINES * PRIOR_SPREAD * PRIOR_SPREAD) / (lines + PRIOR_LINES)).sqrt()
+}
+
 /// The levels of one axis.
 pub(crate) fn axis_levels(table: &Table, fit: &Fit, axis: usize, min_effect: f64) -> AxisLevels {
     let [rows, cols] = table.shape();
-    let blocks = f64::from(table.blocks.max(1));
+    let blocks = fit.replicates;
     let is_pair = table.sweep.is_pair();
-    let (mut level, se) = if axis == 0 {
-        let se = if is_pair {
-            1.5 * fit.point_sd / (blocks * cols as f64).sqrt()
-        } else {
-            1.25 * fit.visit_sd / blocks.sqrt()
-        };
-        (fit.row.clone(), se)
-    } else {
-        (fit.col.clone(), 1.5 * fit.point_sd / (blocks * rows as f64).sqrt())
+    let (mut level, se) = match (&fit.sampled, axis) {
+        (Some(sampled), _) => {
+            let levels = if axis == 0 { &fit.row } else { &fit.col };
+            (levels.clone(), sampled.typical_variance(axis).sqrt())
+        }
+        (None, 0) => {
+            let se = if is_pair {
+                1.5 * fit.point_sd / (blocks * cols as f64).sqrt()
+            } else {
+                1.25 * fit.visit_sd / blocks.sqrt()
+            };
+            (fit.row.clone(), se)
+        }
+        (None, _) => (fit.col.clone(), 1.5 * fit.point_sd / (blocks * rows as f64).sqrt()),
     };
     let mut present = vec![false; level.len()];
     for at in &fit.which {
@@ -114,7 +128,7 @@ pub(crate) fn axis_levels(table: &Table, fit: &Fit, axis: usize, min_effect: f64
     }
     let mut nodes = Vec::new();
     if axis == 0 || is_pair {
-        nodes = node_effects(table, axis, &mut level, se, min_effect);
+        nodes = node_effects(table, fit, axis, &mut level, se, min_effect);
     }
     let lines = level.iter().filter(|level| level.is_finite()).count();
     let mut threshold = min_effect;
@@ -135,7 +149,7 @@ pub(crate) fn axis_levels(table: &Table, fit: &Fit, axis: usize, min_effect: f64
         let center = quantile(&mut rest, if lines == 2 { 0.0 } else { half });
         level.iter_mut().for_each(|level| *level -= center);
         rest.iter_mut().for_each(|level| *level -= center);
-        spread = healthy_spread(&rest, se);
+        spread = spread_of(fit, axis, &rest, se);
         let uncertain = (1.0 + 1.0 / healthy as f64).sqrt();
         threshold = min_effect.max(spread_z(healthy) * spread * uncertain);
     }
@@ -146,6 +160,7 @@ pub(crate) fn axis_levels(table: &Table, fit: &Fit, axis: usize, min_effect: f64
 /// out of the levels.
 fn node_effects(
     table: &Table,
+    fit: &Fit,
     axis: usize,
     level: &mut [f64],
     se: f64,
@@ -181,7 +196,7 @@ fn node_effects(
             let center = median_of(&others, level);
             let effect = own - center;
             let deviations: Vec<f64> = others.iter().map(|&at| level[at] - center).collect();
-            let spread = healthy_spread(&deviations, se);
+            let spread = spread_of(fit, axis, &deviations, se);
             let cores = |members: &[usize]| {
                 let ids = if axis == 0 { &table.row_cores } else { &table.col_cores };
                 let named: BTreeSet<u32> = members.iter().filter_map(|&at| ids[at]).collect();
@@ -300,7 +315,7 @@ pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
             center
         })
         .collect();
-    let blocks = f64::from(table.blocks.max(1));
+    let blocks = fit.replicates;
     // With one block the cells themselves tell, if most of them are healthy.
     let mut present: Vec<f64> =
         values.iter().filter(|value| value.is_finite()).map(|&value| f64::from(value)).collect();
@@ -322,7 +337,11 @@ pub(crate) fn find(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<
     // The largest size first: its effect is the one that is reported.
     for (size, fit) in fits.iter().enumerate().rev() {
         let Some(fit) = fit else { continue };
-        for mut suspect in of_size(table, fit, min_effect) {
+        let of_size = match fit.sampled {
+            Some(_) => sparse_suspect::find(table, fit, min_effect),
+            None => of_size(table, fit, min_effect),
+        };
+        for mut suspect in of_size {
             suspect.size = size;
             let known = found.iter().any(|other| overlap(table, &other.shape, &suspect.shape));
             if !known {
@@ -373,7 +392,7 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
         let slow: Vec<usize> = (0..lines).filter(|&at| levels.level[at] > least).collect();
         found.extend(split_partial(axis, &slow, &levels, &rest, [rows, cols]));
     }
-    let blocks = f64::from(table.blocks.max(1));
+    let blocks = fit.replicates;
     for kinship in [Kinship::SameCpu, Kinship::Siblings] {
         let cells = count_class(table, kinship) as f64;
         let effect = fit.class[kinship as usize];

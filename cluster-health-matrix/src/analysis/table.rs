@@ -72,6 +72,8 @@ pub(crate) struct Table {
     pub(crate) col_cores: Vec<Option<u32>>,
     pub(crate) obs: Vec<Obs>,
     pub(crate) blocks: u16,
+    /// Only a part of the cells was to be measured.
+    pub(crate) sampled: bool,
     row_of: HashMap<u32, u16>,
     col_of: HashMap<u32, u16>,
     pageable: Option<bool>,
@@ -108,6 +110,7 @@ impl Table {
             col_cores,
             obs: Vec::new(),
             blocks: 0,
+            sampled: false,
             pageable: None,
             scratch: Vec::new(),
         }
@@ -208,6 +211,14 @@ impl Table {
         }
     }
 
+    /// The cells of pairs that share so much.
+    pub(crate) fn cells_of(&self, kinship: Kinship) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let [rows, cols] = if self.sweep.is_pair() { self.shape() } else { [0, 0] };
+        (0..rows)
+            .flat_map(move |row| (0..cols).map(move |col| (row, col)))
+            .filter(move |&(row, col)| self.kinship(row, col) == kinship)
+    }
+
     /// Positions of each NUMA node of the rows (`axis` 0) or columns (1) that the data have.
     pub(crate) fn nodes(&self, axis: usize) -> BTreeMap<u32, Vec<usize>> {
         let axis = if axis == 0 { &self.rows } else { &self.cols };
@@ -218,6 +229,15 @@ impl Table {
             }
         }
         nodes
+    }
+
+    /// Visits per cell of a size that judging counts on.
+    pub(crate) fn replicates(&self, size: usize) -> f64 {
+        if self.sampled {
+            super::sparse::coverage(self, size).0
+        } else {
+            f64::from(self.blocks.max(1))
+        }
     }
 
     pub(crate) fn shape(&self) -> [usize; 2] {

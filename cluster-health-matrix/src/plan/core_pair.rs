@@ -8,7 +8,7 @@ use cluster_health_core::{BackendKind, Bandwidth, ByteSize, CpuId, Device, Devic
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CheckPolicy, Cost, Order, PROBE_SIZE, Settings, cpus_of_list, device_of, fits_device,
+    CheckPolicy, Cost, Order, PROBE_SIZE, Sampling, Settings, cpus_of_list, device_of, fits_device,
     fits_memory, load_memory, noise_of_visits, require_places, require_usable, settings_setters,
     smallest_effect, to_f64,
 };
@@ -60,6 +60,10 @@ pub struct CorePairPlan {
     pub ci: Option<f64>,
     /// Order of the points.
     pub order: Order,
+    /// A part of the pairs is measured, the others are predicted; `None` = all pairs, in every
+    /// block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<Sampling>,
     /// Seed of all orders.
     pub seed: u64,
     /// What is compared.
@@ -350,6 +354,7 @@ impl CorePairPlanBuilder {
             repeats: settings.repeats,
             ci: settings.ci,
             order: settings.order,
+            sample: settings.sample,
             seed: settings.seed,
             check: settings.check,
             timeout_ns,

@@ -149,12 +149,24 @@ impl Blocks for PairSchedule<'_> {
         self.next_block(wanted)
     }
 
-    fn confirm(&mut self, cells: &[Cell]) -> impl Iterator<Item = PlannedPoint> {
+    fn begin_block(&mut self) {
         self.sequence.begin_block();
-        let mut visits: Vec<(Cell, ByteSize)> = cells
-            .iter()
-            .flat_map(|&cell| self.plan.sizes.iter().map(move |&bytes| (cell, bytes)))
-            .collect();
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        self.sequence.random.shuffle(items);
+    }
+
+    fn sizes(&self) -> &[ByteSize] {
+        &self.plan.sizes
+    }
+
+    fn visit(
+        &mut self,
+        visits: Vec<(Cell, ByteSize)>,
+        phase: Phase,
+    ) -> impl Iterator<Item = PlannedPoint> {
+        let mut visits = visits;
         let mut points = Vec::with_capacity(visits.len() * self.plan.loads.len());
         for load in self.sequence.profiles() {
             self.sequence.load = load;
@@ -162,7 +174,7 @@ impl Blocks for PairSchedule<'_> {
             for &(cell, bytes) in &visits {
                 let moves = self.last != Some(cell);
                 self.last = Some(cell);
-                points.push(self.sequence.point(cell, bytes, Phase::Confirm, moves));
+                points.push(self.sequence.point(cell, bytes, phase, moves));
             }
         }
         points.into_iter()

@@ -1,17 +1,19 @@
 //! What all sweeps share: the loop over blocks and points, resume, cancellation, progress and the
 //! accounts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cluster_health_core::load::{LoadGenerator, LoadProfile, LoadRecord};
 use cluster_health_core::{Bandwidth, ByteSize, CpuId, Device, Machine, TagPattern};
 
+use super::sampling::sampled;
 use super::{SweepEnd, Timings};
-use crate::analysis::{Table, confirmation};
+use crate::analysis::{Table, confirmation, sampled_prediction};
 use crate::error::{Error, Result};
 use crate::estimate::Estimates;
+use crate::matrix::Matrix;
 use crate::observer::{Observer, Progress};
-use crate::plan::{CheckPolicy, MAX_BLOCKS};
+use crate::plan::{CheckPolicy, MAX_BLOCKS, Sampling};
 use crate::samples::{DataCheck, PointStatus, Sample, Timer};
 use crate::schedule::{Blocks, Cell, PlannedPoint};
 use crate::stats::to_f64;
@@ -100,6 +102,11 @@ pub(super) trait Points {
     /// The sweep ends before its last point because this side was asked to.
     fn stop(&mut self) {}
 
+    /// Rank 0's value on all ranks: what depends on time must not be decided by each for itself.
+    fn agree(&mut self, value: u64) -> Result<u64> {
+        Ok(value)
+    }
+
     fn accounts(&self) -> &Accounts;
 
     fn now_ns(&self) -> u64;
@@ -115,6 +122,8 @@ pub(super) struct Extent {
     /// Smallest difference that is a fault; `None` when nothing is to be confirmed.
     pub(super) confirm: Option<f64>,
     pub(super) seed: u64,
+    /// A part of the cells is to be measured.
+    pub(super) sample: Option<Sampling>,
 }
 
 /// Measures (or recalls) all points of a plan's blocks, those that `ci` adds, and the visits that
@@ -126,9 +135,7 @@ pub(super) fn drive<P: Points>(
     gathered: &mut [Gathered],
     course: &mut Course<'_>,
 ) -> Result<SweepEnd> {
-    let Extent { repeats, ci, confirm, seed } = extent;
-    let first_seq = course.first_seq;
-    let total = first_seq + schedule.block_len() as u64 * u64::from(repeats);
+    let Extent { repeats, ci, confirm, seed, sample } = extent;
     let loads = gathered.len().max(1);
     for load in gathered.iter_mut() {
         match (confirm, &mut load.table) {
@@ -138,16 +145,11 @@ pub(super) fn drive<P: Points>(
             _ => load.table = None,
         }
     }
-    let mut run = Drive {
-        points,
-        gathered,
-        course,
-        end: SweepEnd::default(),
-        prepared: false,
-        log_ended: false,
-        next: first_seq,
-        total,
-    };
+    let total = schedule.block_len() as u64 * u64::from(repeats);
+    let mut run = Drive::new(points, gathered, course, total);
+    if let Some(sample) = sample {
+        return sampled(run, schedule, extent, sample);
+    }
     for block in 0..repeats.max(if ci.is_some() { MAX_BLOCKS } else { 0 }) {
         let wanted = match ci {
             // A cell that needs it under one load is visited under all.
@@ -191,6 +193,15 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
+    /// The matrix, with what a sampled sweep predicts of the cells that it left out.
+    pub(super) fn into_matrix(self, min_effect: f64) -> Matrix {
+        let mut matrix = self.estimates.into_matrix();
+        if let Some(table) = self.table.filter(|table| table.sampled) {
+            matrix.predicted = Some(sampled_prediction(table, min_effect));
+        }
+        matrix
+    }
+
     fn add(&mut self, sample: &Sample) {
         self.estimates.add(sample);
         if let Some(table) = &mut self.table {
@@ -218,19 +229,87 @@ pub(super) fn records_of(loads: Option<&LoadGenerator>) -> Vec<LoadRecord> {
 }
 
 /// A sweep on its way.
-struct Drive<'r, 'c, P> {
-    points: &'r mut P,
-    gathered: &'r mut [Gathered],
+pub(super) struct Drive<'r, 'c, P> {
+    pub(super) points: &'r mut P,
+    pub(super) gathered: &'r mut [Gathered],
     course: &'r mut Course<'c>,
-    end: SweepEnd,
+    pub(super) end: SweepEnd,
     prepared: bool,
     /// The samples may come from the log that the observer appends to: its end is where it was.
     log_ended: bool,
     next: u64,
     total: u64,
+    pub(super) spent: Spent,
 }
 
-impl<P: Points> Drive<'_, '_, P> {
+/// What points took so far, as the log tells it: what a sampled sweep decides by.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Spent {
+    first_ns: Option<u64>,
+    end_ns: u64,
+    /// The last point's size and start.
+    last: Option<(ByteSize, u64)>,
+    /// By size points and their time.
+    by_size: BTreeMap<ByteSize, (u64, u64)>,
+}
+
+impl Spent {
+    fn add(&mut self, sample: &Sample) {
+        let Some(start) = sample.t_ns else { return };
+        if let Some((bytes, before)) = self.last.replace((sample.bytes, start)) {
+            let (points, time) = self.by_size.entry(bytes).or_default();
+            *points += 1;
+            *time += start.saturating_sub(before);
+        }
+        self.first_ns.get_or_insert(start);
+        let transfers = sample.warmup_ns.iter().chain(sample.host_times()).sum::<u64>();
+        self.end_ns = start + transfers + sample.bind_ns + sample.touch_ns;
+    }
+
+    /// From the first point's start to the last one's end.
+    pub(super) fn total_ns(&self) -> u64 {
+        self.first_ns.map_or(0, |first| self.end_ns.saturating_sub(first))
+    }
+
+    /// Of one point of this size, from its start to the next one's.
+    pub(super) fn of_point(&self, bytes: ByteSize) -> u64 {
+        let of = |(points, time): &(u64, u64)| time / (*points).max(1);
+        let largest = || self.by_size.values().map(of).max().unwrap_or(0);
+        self.by_size.get(&bytes).map_or_else(largest, of)
+    }
+}
+
+impl<'r, 'c, P: Points> Drive<'r, 'c, P> {
+    fn new(
+        points: &'r mut P,
+        gathered: &'r mut [Gathered],
+        course: &'r mut Course<'c>,
+        total: u64,
+    ) -> Self {
+        let first_seq = course.first_seq;
+        Self {
+            points,
+            gathered,
+            course,
+            end: SweepEnd::default(),
+            prepared: false,
+            log_ended: false,
+            next: first_seq,
+            total: first_seq + total,
+            spent: Spent::default(),
+        }
+    }
+
+    /// At least so many points are still to come.
+    pub(super) fn expect(&mut self, points: usize) {
+        self.total = self.next + points as u64;
+    }
+
+    /// Rank 0's value on all ranks. Before the first point that is measured each has the same log.
+    pub(super) fn agree(&mut self, value: u64) -> Result<u64> {
+        if self.prepared { self.points.agree(value) } else { Ok(value) }
+    }
+
     fn progress(&self, done: u64) -> Progress {
         Progress {
             done,
@@ -250,12 +329,16 @@ impl<P: Points> Drive<'_, '_, P> {
     }
 
     /// False when the sweep ends before the last of these points.
-    fn measure_all(&mut self, planned: impl Iterator<Item = PlannedPoint>) -> Result<bool> {
+    pub(super) fn measure_all(
+        &mut self,
+        planned: impl Iterator<Item = PlannedPoint>,
+    ) -> Result<bool> {
         self.total = self.total.max(self.next + planned.size_hint().0 as u64);
         for point in planned {
             self.next = point.seq + 1;
             if let Some(sample) = self.recalled()? {
                 self.points.recall(&point, &sample)?;
+                self.spent.add(&sample);
                 self.gathered[point.load].add(&sample);
                 continue;
             }
@@ -282,13 +365,14 @@ impl<P: Points> Drive<'_, '_, P> {
                 Err(error) => return Err(error),
             };
             self.gathered[point.load].add(sample);
+            self.spent.add(sample);
             self.course.observer.sample(sample)?;
             self.end.points += 1;
         }
         Ok(true)
     }
 
-    fn finish(mut self) -> Result<SweepEnd> {
+    pub(super) fn finish(mut self) -> Result<SweepEnd> {
         if let Some(extra) = self.recalled()? {
             return Err(not_this_plan(&extra));
         }

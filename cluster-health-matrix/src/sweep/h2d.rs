@@ -112,14 +112,11 @@ pub(crate) fn h2d_in(
     let gathered = |load: &LoadProfile| {
         let (load, sizes, axes) = (load.to_string(), || plan.sizes.clone(), (&rows, &columns));
         let (rows, columns) = (axes.0.clone(), axes.1.clone());
+        let axes = (rows.clone(), columns.clone());
+        let mut table = Table::new(sweep, &load, sizes(), axes, core_of);
+        table.sampled = plan.sample.is_some();
         Gathered {
-            table: Some(Table::new(
-                sweep,
-                &load,
-                sizes(),
-                (rows.clone(), columns.clone()),
-                core_of,
-            )),
+            table: Some(table),
             estimates: Estimates::new(sweep, &load, sizes(), rows, columns),
         }
     };
@@ -131,6 +128,7 @@ pub(crate) fn h2d_in(
         ci: plan.ci,
         confirm: (plan.order == Order::Blocks).then_some(plan.min_effect),
         seed: plan.seed,
+        sample: plan.sample,
     };
     let end = drive(&mut engine, &mut schedule, extent, &mut gathered, course)?;
     let loads = records_of(engine.loads.as_ref());
@@ -144,7 +142,7 @@ pub(crate) fn h2d_in(
                 .to_owned(),
         );
     }
-    let mut matrices = gathered.into_iter().map(|load| load.estimates.into_matrix());
+    let mut matrices = gathered.into_iter().map(|load| load.into_matrix(plan.min_effect));
     let matrix =
         matrices.next().unwrap_or_else(|| Matrix::new(sweep, "idle", Vec::new(), rows, columns));
     Ok(H2dMatrix { matrix, under_loads: matrices.collect(), loads, end, notes })

@@ -5,6 +5,7 @@ mod copies;
 mod core_pair;
 mod engine;
 mod h2d;
+mod sampling;
 pub(crate) mod warmup;
 
 pub(crate) use core_pair::core_pair_in;

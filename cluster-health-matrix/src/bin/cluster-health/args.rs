@@ -9,7 +9,7 @@ use cluster_health_core::affinity::parse_id_list;
 use cluster_health_core::{Bandwidth, ByteSize, LoadProfile, Machine, parse_duration};
 use cluster_health_matrix::compare::CompareOptions;
 use cluster_health_matrix::plan::{
-    ArenaPolicy, CheckPolicy, CorePairPlan, Direction, H2dPlan, Order,
+    ArenaPolicy, CheckPolicy, CorePairPlan, Direction, H2dPlan, Order, Sampling,
 };
 use cluster_health_matrix::report::ReportOptions;
 use cluster_health_matrix::run::OpenMode;
@@ -210,6 +210,19 @@ pub(crate) struct CommonArgs {
     /// example 2%; at most 20 blocks.
     #[arg(long, env = "CLUSTER_HEALTH_CI", value_name = "W")]
     ci: Option<String>,
+    /// Measure a part of the cells, chosen as it goes, and predict the others with their error:
+    /// the map in seconds. Findings rest on measured cells only.
+    #[arg(long, env = "CLUSTER_HEALTH_SAMPLE", action = ArgAction::SetTrue,
+          value_parser = FalseyValueParser::new())]
+    pub(crate) sample: bool,
+    /// Most machine time of a sampled sweep, first bind to last sample: 5s, 2m. Implies --sample.
+    /// Default: 30s for copies, 8s for pairs.
+    #[arg(long, env = "CLUSTER_HEALTH_BUDGET", value_name = "D")]
+    pub(crate) budget: Option<String>,
+    /// A sampled sweep may end early, when nine of ten rows and columns are known to ± P (95 %
+    /// intervals). Implies --sample.
+    #[arg(long, env = "CLUSTER_HEALTH_TARGET", value_name = "P")]
+    target: Option<String>,
     /// Smallest difference that counts as a fault: healthy cores and devices differ a little, too.
     #[arg(long, env = "CLUSTER_HEALTH_MIN_EFFECT", default_value = "3%", value_name = "P")]
     min_effect: String,
@@ -378,6 +391,17 @@ impl CommonArgs {
     fn expect(&self) -> Result<Option<Bandwidth>> {
         parse_expect(self.expect.as_deref())
     }
+
+    /// How a sweep is sampled, if it is; within `usual` unless a budget was given.
+    fn sampling(&self, usual: Duration) -> Result<Option<Sampling>> {
+        if !self.sample && self.budget.is_none() && self.target.is_none() {
+            return Ok(None);
+        }
+        let budget = self.budget.as_deref().map(|text| named("--budget", parse_duration(text)));
+        let target = self.target.as_deref().map(|text| parse_ratio("--target", text));
+        let sampling = Sampling::within(budget.transpose()?.unwrap_or(usual));
+        Ok(Some(sampling.with_target(target.transpose()?)))
+    }
 }
 
 impl H2dArgs {
@@ -388,12 +412,13 @@ impl H2dArgs {
         copies: Option<&CopyArgs>,
         machine: &Machine,
     ) -> Result<H2dPlan> {
-        let mut builder = with_common!(H2dPlan::builder(), common).expect(common.expect()?).arena(
-            match self.arena {
+        let mut builder = with_common!(H2dPlan::builder(), common)
+            .expect(common.expect()?)
+            .sample(common.sampling(Sampling::COPIES)?)
+            .arena(match self.arena {
                 ArenaArg::Node => ArenaPolicy::Node,
                 ArenaArg::Core => ArenaPolicy::Core,
-            },
-        );
+            });
         if let Some(copies) = copies {
             builder = builder.concurrent(copies.concurrent).direction(match copies.direction {
                 DirectionArg::H2d => Direction::H2d,
@@ -429,7 +454,8 @@ impl PairArgs {
         is_second: bool,
         machine: &Machine,
     ) -> Result<CorePairPlan> {
-        let mut builder = with_common!(CorePairPlan::builder(), common);
+        let mut builder =
+            with_common!(CorePairPlan::builder(), common).sample(common.sampling(Sampling::PAIRS)?);
         if !is_second {
             builder = builder.expect(common.expect()?);
             if let Some(sizes) = common.sizes()? {

@@ -183,8 +183,10 @@ pub(crate) fn core_pair_in(
         let (load, sizes, axes) = (load.to_string(), || plan.sizes.clone(), (&rows, &columns));
         let (rows, columns) = (axes.0.clone(), axes.1.clone());
         let axes = (rows.clone(), columns.clone());
+        let mut table = Table::new(Sweep::CorePair, &load, sizes(), axes, core_of);
+        table.sampled = plan.sample.is_some();
         Gathered {
-            table: Some(Table::new(Sweep::CorePair, &load, sizes(), axes, core_of)),
+            table: Some(table),
             estimates: Estimates::new(Sweep::CorePair, &load, sizes(), rows, columns),
         }
     };
@@ -196,10 +198,11 @@ pub(crate) fn core_pair_in(
         ci: plan.ci,
         confirm: (plan.order == Order::Blocks).then_some(plan.min_effect),
         seed: plan.seed,
+        sample: plan.sample,
     };
     let end = drive(&mut pairs, &mut schedule, extent, &mut gathered, course)?;
     let loads = pairs.runner.as_ref().map(|runner| runner.loads()).unwrap_or_default();
-    let mut matrices = gathered.into_iter().map(|load| load.estimates.into_matrix());
+    let mut matrices = gathered.into_iter().map(|load| load.into_matrix(plan.min_effect));
     let matrix = matrices
         .next()
         .unwrap_or_else(|| Matrix::new(Sweep::CorePair, "idle", Vec::new(), rows, columns));
