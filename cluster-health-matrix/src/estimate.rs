@@ -12,7 +12,7 @@ use crate::blocks::Blocks;
 use crate::matrix::{Axis, CellStatus, Matrix, Memory};
 use crate::plan::H2dPlan;
 use crate::samples::{PointStatus, Sample, Sweep};
-use crate::stats::{SD_OF_MAD, median, quantile_sorted, to_f64};
+use crate::stats::{SD_OF_MAD, median, quantile, to_f64};
 
 /// Row and column axes of an H2D plan, with the NUMA nodes that the callbacks tell.
 pub(crate) fn axes_of_plan(
@@ -218,7 +218,9 @@ impl Estimates {
                 continue;
             }
             *gbps = median(&mut values);
-            *spread = relative_mad(&mut values, *gbps);
+            if values.len() > 1 {
+                *spread = relative_mad(&mut values, *gbps);
+            }
         }
         let mut blocks = Blocks::default();
         for (number, rates) in self.blocks {
@@ -282,13 +284,13 @@ const ENOUGH_TO_COMPARE: usize = 10;
 /// hundredth (at least one), so that a few outliers cannot excuse themselves. The fastest hundredth
 /// is all that can be found so, which a healthy minority among slow cells is not.
 fn implausible_above(values: &mut [f64]) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
     if values.len() < ENOUGH_TO_COMPARE {
         return FASTER_THAN_ANYTHING;
     }
     let suspects = (values.len() / 100).max(1);
-    let rest = &values[..values.len() - suspects];
-    (2.0 * quantile_sorted(rest, 0.99)).min(FASTER_THAN_ANYTHING)
+    let kept = values.len() - suspects;
+    let (rest, _, _) = values.select_nth_unstable_by(kept, f64::total_cmp);
+    (2.0 * quantile(rest, 0.99)).min(FASTER_THAN_ANYTHING)
 }
 
 /// Expected median absolute deviation of n normal values ÷ their standard deviation falls below
