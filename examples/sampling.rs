@@ -7,6 +7,7 @@
 //!   --seed S            the first one's seed, the others' follow (1)
 //!   --sweep KIND        h2d, core_pair or both (both)
 //!   --budget D          machine time of a sweep (30s for copies, 8s for pairs)
+//!   --keep DIR          result folders are left there
 //!   --print             one line per fault that is missed and finding that is wrong
 //! ```
 //!
@@ -16,6 +17,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints its result")]
 
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -206,7 +208,6 @@ struct Score {
     right: usize,
     over: usize,
     longest_s: f64,
-    covered: (u64, u64),
 }
 
 fn main() -> ExitCode {
@@ -222,6 +223,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<bool, Error> {
     let (mut machines, mut first, mut budget, mut print) = (20_u64, 1_u64, None, false);
+    let mut keep: Option<PathBuf> = None;
     let mut sweeps = vec![false, true];
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -233,6 +235,7 @@ fn run() -> Result<bool, Error> {
         match word.as_str() {
             "--machines" => machines = value.parse()?,
             "--seed" => first = value.parse()?,
+            "--keep" => keep = Some(value.into()),
             "--budget" => budget = Some(parse_duration(&value)?),
             "--sweep" if value == "h2d" => sweeps = vec![false],
             "--sweep" if value == "core_pair" => sweeps = vec![true],
@@ -246,7 +249,7 @@ fn run() -> Result<bool, Error> {
         let budget = budget.unwrap_or(usual);
         let mut score = Score::default();
         for seed in first..first + machines {
-            one(seed, is_pair, budget, print, &mut score)?;
+            one(seed, is_pair, budget, keep.as_deref(), print, &mut score)?;
         }
         let (recall, precision) = (
             score.found as f64 / score.planted.max(1) as f64,
@@ -272,6 +275,7 @@ fn one(
     seed: u64,
     is_pair: bool,
     budget: Duration,
+    keep: Option<&Path>,
     print: bool,
     score: &mut Score,
 ) -> Result<(), Error> {
@@ -285,8 +289,8 @@ fn one(
         CPUS / NODE
     );
     let machine = Machine::synthetic(Scenario::parse(&text, "the example")?)?;
-    let dir =
-        std::env::temp_dir().join(format!("cluster-health-sampling-{}-{seed}", std::process::id()));
+    let scratch = tempfile::tempdir()?;
+    let dir = keep.unwrap_or(scratch.path()).join(seed.to_string());
     let sample = Some(Sampling::within(budget));
     let options = RecordOptions::default();
     let report = if is_pair {
@@ -309,7 +313,9 @@ fn one(
             .build(&machine)?;
         record_h2d("sampling", &machine, &plan, &dir, &options, &mut ())?
     };
-    std::fs::remove_dir_all(&dir)?;
+    if keep.is_some() {
+        std::fs::write(dir.join("scenario.toml"), &text)?;
+    }
     let wall = Duration::from_nanos(report.manifest.wall_ns);
     score.longest_s = score.longest_s.max(wall.as_secs_f64());
     score.over += usize::from(wall > budget);
@@ -356,7 +362,7 @@ fn compare(
             None if print => {
                 println!(
                     "seed {seed}: missed {} × {:.3} rows {:?} columns {:?}",
-                    fault.kind,
+                    fault.kind.as_str(),
                     fault.ratio,
                     ends(&fault.rows),
                     ends(&fault.columns)
@@ -377,7 +383,7 @@ fn compare(
             let ratio = finding.effect.map_or(f64::NAN, |effect| effect.ratio);
             println!(
                 "seed {seed}: wrong {} × {ratio:.3} rows {:?} columns {:?}",
-                finding.kind,
+                finding.kind.as_str(),
                 ends(rows),
                 ends(cols)
             );

@@ -116,12 +116,29 @@ pub(crate) fn confirmed(
                 views().map(|view| view?.estimate(&suspect.shape)).collect();
             refine(&mut suspect.shape, table.shape(), &rests, &effects);
         }
-        if tested.iter().any(|(_, other)| other.shape == suspect.shape) {
+        if tested.iter().any(|(_, other)| is_same(&other.shape, &suspect.shape)) {
             continue;
         }
         let mut by_size: Vec<Option<Estimate>> =
             views().map(|view| view?.estimate(&suspect.shape)).collect();
         reconcile(table, &mut by_size);
+        if std::env::var_os("CH_DBG").is_some() {
+            let th = fits
+                .get(suspect.size)
+                .and_then(|f| f.as_ref())
+                .map(|f| thresholds_of(table, f, &suspect.shape, min_effect));
+            eprintln!(
+                "DBG {} eff {:.4} th {:?} {:?}",
+                name(table, &suspect.shape).chars().take(90).collect::<String>(),
+                suspect.effect,
+                th,
+                by_size
+                    .iter()
+                    .flatten()
+                    .map(|e| (e.effect, e.noise, e.se, e.seen, e.of, e.unsettled))
+                    .collect::<Vec<_>>()
+            );
+        }
         let thresholds = |size: usize| {
             let Some(Some(fit)) = fits.get(size) else { return (f64::INFINITY, f64::INFINITY) };
             thresholds_of(table, fit, &suspect.shape, min_effect)
@@ -300,6 +317,18 @@ fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f
 
 /// Healthy lines are within so many standard deviations of their spread.
 const HEALTHY_RANGE: f64 = 3.0;
+
+/// True for one shape, and for rectangles that are mostly one: of two suspicions that grew together only
+/// one counts.
+fn is_same(a: &Shape, b: &Shape) -> bool {
+    let (Shape::Block { rows, cols }, Shape::Block { rows: b_rows, cols: b_cols }) = (a, b) else {
+        return a == b;
+    };
+    let common =
+        |a: &[usize], b: &[usize]| a.iter().filter(|at| b.binary_search(at).is_ok()).count();
+    let smaller = (rows.len() * cols.len()).min(b_rows.len() * b_cols.len());
+    2 * common(rows, b_rows) * common(cols, b_cols) > smaller
+}
 
 /// True for a rectangle inside another one.
 fn is_part(shape: &Shape, of: &Shape) -> bool {

@@ -186,6 +186,12 @@ pub(crate) fn sampled_progress(
     usable: &dyn Fn(usize, usize) -> bool,
     random: &mut Random,
 ) -> Option<Progress> {
+    if !sparse::coverage(table, size).1 {
+        let Fitted { table, fits, .. } = Fitted::new(table.clone());
+        let suspects = suspect::find(&table, &fits, min_effect);
+        let next = sparse::missing(&table, size, &suspects, usable);
+        return Some(Progress { next, known_to: 0.0 });
+    }
     let mut table = table.clone();
     table.arrange();
     let fit = sparse::fit(&table, size, None, false)?;

@@ -11,6 +11,7 @@ use super::fit::{Fit, Mask, smooth};
 use super::suspect::{Shape, Suspect};
 use super::table::{Kinship, Table};
 use crate::matrix::Prediction;
+use crate::schedule::Cell;
 use crate::stats::{median, robust_sd};
 
 /// What a fit of few visited cells knows about its lines, rows (0) and columns (1).
@@ -92,6 +93,8 @@ struct Visit {
     lines: [usize; 2],
     class: Kinship,
     ln: f64,
+    /// Chosen by chance, not for what it would decide.
+    by_chance: bool,
 }
 
 /// Fits the visited cells of one size; `with_confirming` also by the confirming visits, which judging
@@ -120,6 +123,7 @@ pub(crate) fn fit(
                 lines,
                 class: table.kinship(lines[0], lines[1]),
                 ln: f64::from(obs.ln),
+                by_chance: obs.is_block() && obs.block == 0,
             })
         })
         .collect();
@@ -129,7 +133,9 @@ pub(crate) fn fit(
     let nodes = [0, 1].map(|axis| {
         let mut of = vec![0_usize; shape[axis]];
         let mut count = 1;
-        for members in table.nodes(axis).values() {
+        // Each device has a link of its own, wherever it is.
+        let is_cpus = axis == 0 || table.sweep.is_pair();
+        for members in table.nodes(axis).values().filter(|_| is_cpus) {
             members.iter().for_each(|&line| of[line] = count);
             count += 1;
         }
@@ -203,7 +209,9 @@ pub(crate) fn fit(
         let all = robust_sd(&rest, 0.0).max(1e-6);
         rest.iter_mut().for_each(|rest| *rest = rest.clamp(-CLIP * all, CLIP * all));
         let of_axis = [0, 1].map(|axis| shared(&visits, &rest, axis, shape[axis], &is_out[axis]));
-        let total = rest.iter().map(|rest| rest * rest).sum::<f64>() / rest.len() as f64;
+        let chance = || rest.iter().zip(&visits).filter(|(_, visit)| visit.by_chance);
+        let total =
+            chance().map(|(rest, _)| rest * rest).sum::<f64>() / (chance().count().max(1) as f64);
         spread = of_axis.map(|variance| variance.max(0.0).sqrt());
         let own = total - spread[0].powi(2) - spread[1].powi(2);
         sd = own.max(0.04 * total).sqrt().max(1e-6);
@@ -264,6 +272,22 @@ pub(crate) fn fit(
             *time = levels[at / width];
         }
     }
+    // Lines that are far out are beyond what rests are clipped to.
+    for axis in [0, 1] {
+        let mut own = vec![Vec::new(); shape[axis]];
+        for visit in visits.iter().filter(|visit| is_out[axis][visit.lines[axis]]) {
+            let other = 1 - axis;
+            let beside = node[0][nodes[0].0[visit.lines[0]]]
+                + node[1][nodes[1].0[visit.lines[1]]]
+                + line[other][visit.lines[other]]
+                + class[visit.class as usize];
+            own[visit.lines[axis]].push(visit.ln - mu - time[visit.place] - beside);
+        }
+        for (at, own) in own.iter_mut().enumerate().filter(|(_, own)| !own.is_empty()) {
+            raw[axis][at] = median(own);
+            line[axis][at] = raw[axis][at];
+        }
+    }
     let levels = [0, 1].map(|axis| -> Vec<f64> {
         (0..shape[axis]).map(|at| node[axis][nodes[axis].0[at]] + line[axis][at]).collect()
     });
@@ -298,7 +322,7 @@ pub(crate) fn fit(
 /// Variance that visits of one line share, from the products of their rests.
 fn shared(visits: &[Visit], rest: &[f64], axis: usize, lines: usize, is_out: &[bool]) -> f64 {
     let mut sums = vec![(0.0, 0.0, 0.0); lines];
-    for (rest, visit) in rest.iter().zip(visits) {
+    for (rest, visit) in rest.iter().zip(visits).filter(|(_, visit)| visit.by_chance) {
         let (sum, squares, count) = &mut sums[visit.lines[axis]];
         *sum += rest;
         *squares += rest * rest;
@@ -415,4 +439,36 @@ pub(crate) fn known_to(fit: &Fit) -> f64 {
         })
         .collect();
     (1.96 * crate::stats::quantile(&mut errors, 0.9)).exp_m1()
+}
+
+/// Cells in line with suspected rectangles that were not visited: they tell where those begin and end.
+pub(crate) fn missing(
+    table: &Table,
+    size: usize,
+    suspects: &[Suspect],
+    usable: &dyn Fn(usize, usize) -> bool,
+) -> Vec<Cell> {
+    let [all_rows, all_cols] = table.shape();
+    let mut is_wanted = vec![false; all_rows * all_cols];
+    for suspect in suspects {
+        // Single cells are what chance makes.
+        if let Shape::Block { rows, cols } = &suspect.shape
+            && rows.len() * cols.len() > 2
+        {
+            for &col in cols {
+                (0..all_rows).for_each(|row| is_wanted[row * all_cols + col] = true);
+            }
+            for &row in rows {
+                (0..all_cols).for_each(|col| is_wanted[row * all_cols + col] = true);
+            }
+        }
+    }
+    for obs in table.obs.iter().filter(|obs| usize::from(obs.size) == size && obs.is_block()) {
+        is_wanted[usize::from(obs.row) * all_cols + usize::from(obs.col)] = false;
+    }
+    (0..all_rows * all_cols)
+        .filter(|&at| is_wanted[at])
+        .map(|at| Cell { row: at / all_cols, column: at % all_cols })
+        .filter(|cell| usable(cell.row, cell.column))
+        .collect()
 }

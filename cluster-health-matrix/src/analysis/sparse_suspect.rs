@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::fit::Fit;
-use super::sparse::{Sampled, rests};
+use super::sparse::{self, Sampled, rests};
 use super::suspect::{AxisLevels, Shape, Suspect, axis_levels};
 use super::table::{Kinship, Table};
 use crate::schedule::{Cell, Random};
@@ -18,6 +18,58 @@ const CLASS_Z: f64 = 3.0;
 
 /// All suspicions of one size.
 pub(crate) fn find(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
+    let Some(Sight { mut lines, grid, .. }) = look(table, fit, min_effect) else {
+        return Vec::new();
+    };
+    lines.extend(grid.rectangles(min_effect, Grid::is_sure).into_iter().map(|rectangle| {
+        let effect = rectangle.effect;
+        let (rows, cols) = grid.members(&rectangle);
+        Suspect { shape: Shape::Block { rows, cols }, effect, size: 0 }
+    }));
+    lines
+}
+
+/// What is seen of one size.
+struct Sight {
+    /// By the cells outside of rectangles, which would shift the levels of their rows and columns.
+    fit: Fit,
+    /// Suspected lines, nodes and classes.
+    lines: Vec<Suspect>,
+    grid: Grid,
+}
+
+fn look(table: &Table, fit: &Fit, min_effect: f64) -> Option<Sight> {
+    let mut fit = fit.clone();
+    let mut lines = find_lines(table, &fit, min_effect);
+    let mut grid = Grid::new(table, &fit, &lines);
+    let sure = grid.rectangles(min_effect, Grid::is_sure);
+    if !sure.is_empty() {
+        let shape = table.shape();
+        let mut is_masked = vec![false; shape[0] * shape[1]];
+        for rectangle in &sure {
+            let [rows, cols] = [0, 1].map(|axis| {
+                // Its edges are not known yet.
+                let (first, end) = rectangle.bins[axis];
+                let end = (end + 1).min(grid.bins(axis));
+                grid.edge(axis, first.saturating_sub(1))..grid.edge(axis, end)
+            });
+            for row in rows {
+                for col in cols.clone() {
+                    is_masked[grid.order[0][row] * shape[1] + grid.order[1][col]] = true;
+                }
+            }
+        }
+        let size = usize::from(table.obs[*fit.which.first()? as usize].size);
+        let mask = |row: usize, col: usize| is_masked[row * shape[1] + col];
+        fit = sparse::fit(table, size, Some(&mask), false)?;
+        lines = find_lines(table, &fit, min_effect);
+        grid = Grid::new(table, &fit, &lines);
+    }
+    Some(Sight { fit, lines, grid })
+}
+
+/// Suspected lines, nodes and classes.
+fn find_lines(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
     let Some(sampled) = &fit.sampled else { return Vec::new() };
     let mut found = Vec::new();
     for axis in [0, 1] {
@@ -54,12 +106,6 @@ pub(crate) fn find(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
             found.push(Suspect { shape: Shape::Class(kinship), effect, size: 0 });
         }
     }
-    let grid = Grid::new(table, fit, &found);
-    found.extend(grid.rectangles(min_effect, Grid::is_sure).into_iter().map(|rectangle| {
-        let effect = rectangle.effect;
-        let (rows, cols) = grid.members(&rectangle);
-        Suspect { shape: Shape::Block { rows, cols }, effect, size: 0 }
-    }));
     found
 }
 
@@ -171,7 +217,9 @@ impl Grid {
     ) -> Vec<Rectangle> {
         let bins = [self.bins(0), self.bins(1)];
         let mut found: Vec<Rectangle> = Vec::new();
-        if bins[0] < 3 || bins[1] < 2 {
+        // Lines that are hardly known would look like rectangles.
+        let lines = self.order[0].len() + self.order[1].len();
+        if bins[0] < 3 || bins[1] < 2 || self.visits.len() < lines {
             return found;
         }
         let mut sums = vec![0.0; bins[0] * bins[1]];
@@ -322,14 +370,13 @@ fn best_rectangle(
     best
 }
 
-/// New visits of a line, a rectangle, an edge of one, a class.
+/// New visits of a line, a rectangle, an edge of one.
 const MORE_OF_LINE: usize = 4;
 const MORE_OF_RECTANGLE: usize = 12;
 const MORE_OF_EDGE: usize = 3;
-/// Enough visits of a line, a rectangle, a class.
+/// Enough visits of a line, a rectangle.
 const ENOUGH_OF_LINE: u32 = 12;
 const ENOUGH_OF_RECTANGLE: usize = 24;
-pub(crate) const ENOUGH_OF_CLASS: usize = 16;
 
 /// The cells whose visits would tell most about one size: of lines that may be slow, of rectangles
 /// that may be, and at the edges of those that are; none when nothing is left to be asked.
@@ -340,14 +387,15 @@ pub(crate) fn next_cells(
     usable: &dyn Fn(usize, usize) -> bool,
     random: &mut Random,
 ) -> Vec<Cell> {
+    let Some(Sight { fit, grid, .. }) = look(table, fit, min_effect) else { return Vec::new() };
     let Some(sampled) = &fit.sampled else { return Vec::new() };
+    let fit = &fit;
     let shape = table.shape();
     let mut wanted = BTreeSet::new();
     let mut visited = BTreeMap::<(usize, usize), u32>::new();
     for obs in fit.which.iter().map(|&at| &table.obs[at as usize]).filter(|obs| obs.is_block()) {
         *visited.entry((usize::from(obs.row), usize::from(obs.col))).or_default() += 1;
     }
-    let known = find(table, fit, min_effect);
     for axis in [0, 1] {
         if shape[axis] < 2 || shape[1 - axis] < 2 {
             continue;
@@ -366,7 +414,6 @@ pub(crate) fn next_cells(
             }
         }
     }
-    let grid = Grid::new(table, fit, &known);
     for rectangle in grid.rectangles(min_effect, Grid::is_worth_more) {
         let places = grid.places(&rectangle);
         let pick = |axis: usize, (first, end): (usize, usize), random: &mut Random| {

@@ -274,7 +274,8 @@ pub(crate) fn rests(table: &Table, fit: &Fit) -> Vec<f32> {
         for at in 1..=rests.len() {
             if at == rests.len() || visit(at) != visit(start) {
                 let points = &mut rests[start..at];
-                if points.len() >= OWN_LEVEL_COLS {
+                // A visit to a few cells only tells about these.
+                if points.len() >= OWN_LEVEL_COLS && 2 * points.len() > cols {
                     let mut values: Vec<f64> = points.iter().map(|&rest| f64::from(rest)).collect();
                     #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
                     let level = median(&mut values) as f32;
@@ -316,13 +317,13 @@ pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
         })
         .collect();
     let blocks = fit.replicates;
-    // With one block the cells themselves tell, if most of them are healthy.
+    // Where few cells have more than one visit the cells themselves tell, if most of them are healthy.
     let mut present: Vec<f64> =
         values.iter().filter(|value| value.is_finite()).map(|&value| f64::from(value)).collect();
     let center = median(&mut present);
     #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
     values.iter_mut().for_each(|value| *value -= center as f32);
-    let sd = if deviations.is_empty() {
+    let sd = if 4 * deviations.len() < present.len() {
         robust_sd(&present, center)
     } else {
         robust_sd(&deviations, 0.0)
@@ -334,9 +335,18 @@ pub(crate) fn residuals(table: &Table, fit: &Fit) -> Residuals {
 /// All suspicions of a table, by its fits of each size.
 pub(crate) fn find(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<Suspect> {
     let mut found: Vec<Suspect> = Vec::new();
-    // The largest size first: its effect is the one that is reported.
-    for (size, fit) in fits.iter().enumerate().rev() {
-        let Some(fit) = fit else { continue };
+    // The largest size first: its effect is the one that is reported. Of a sampled sweep the one that
+    // was looked at most.
+    let mut sizes: Vec<(usize, &Fit)> = fits
+        .iter()
+        .enumerate()
+        .rev()
+        .filter_map(|(size, fit)| Some((size, fit.as_ref()?)))
+        .collect();
+    if table.sampled {
+        sizes.sort_by_key(|(_, fit)| std::cmp::Reverse(fit.which.len() - fit.confirming.len()));
+    }
+    for (size, fit) in sizes {
         let of_size = match fit.sampled {
             Some(_) => sparse_suspect::find(table, fit, min_effect),
             None => of_size(table, fit, min_effect),
@@ -456,7 +466,9 @@ fn split_partial(
         let healthy = present - slow_part.len();
         let expected = present as f64 * normal_tail(0.55 * level / rest.se);
         if across > 2
-            && healthy as f64 > 0.06 * present as f64 + 2.0 * expected + 3.0 * expected.sqrt()
+            // A single one may be slow for another reason that hides this one.
+            && healthy as f64
+                > (0.06 * present as f64).max(1.0) + 2.0 * expected + 3.0 * expected.sqrt()
         {
             partial.push((line, slow_part));
         } else {

@@ -251,7 +251,12 @@ pub(super) struct Spent {
     last: Option<(ByteSize, u64)>,
     /// By size points and their time.
     by_size: BTreeMap<ByteSize, (u64, u64)>,
+    /// The times of the first points of each size.
+    first: BTreeMap<ByteSize, Vec<u64>>,
 }
+
+/// Points of a size whose times are kept.
+const FIRST_POINTS: usize = 16;
 
 impl Spent {
     fn add(&mut self, sample: &Sample) {
@@ -260,6 +265,10 @@ impl Spent {
             let (points, time) = self.by_size.entry(bytes).or_default();
             *points += 1;
             *time += start.saturating_sub(before);
+            let first = self.first.entry(bytes).or_default();
+            if first.len() < FIRST_POINTS {
+                first.push(start.saturating_sub(before));
+            }
         }
         self.first_ns.get_or_insert(start);
         let transfers = sample.warmup_ns.iter().chain(sample.host_times()).sum::<u64>();
@@ -269,6 +278,13 @@ impl Spent {
     /// From the first point's start to the last one's end.
     pub(super) fn total_ns(&self) -> u64 {
         self.first_ns.map_or(0, |first| self.end_ns.saturating_sub(first))
+    }
+
+    /// Median of the first points of this size.
+    pub(super) fn typical(&self, bytes: ByteSize) -> u64 {
+        let mut first = self.first.get(&bytes).cloned().unwrap_or_default();
+        first.sort_unstable();
+        first.get(first.len() / 2).copied().unwrap_or(0)
     }
 
     /// Of one point of this size, from its start to the next one's.

@@ -343,7 +343,8 @@ impl<'a> Engine<'a> {
         };
         let result = match begun {
             Ok(()) => {
-                let warmup = Warmup::new(self.plan.warmup, cold);
+                let warmup =
+                    Warmup::new(self.plan.warmup, cold).in_sample(self.plan.sample.is_some());
                 run.run(point, &warmup, best, self.binding.as_ref())
             }
             Err(reason) => Err(Fault::Skipped(reason)),

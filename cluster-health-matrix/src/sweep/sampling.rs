@@ -20,6 +20,8 @@ const BASE_SHARE: f64 = 0.5;
 const SEEKING_SHARE: f64 = 0.62;
 /// Of the base: the sizes that are not looked at closely.
 const OTHER_SIZES_SHARE: f64 = 0.2;
+/// Cells from which the time of points is known.
+const PILOT: usize = 8;
 /// Kept free, because the time of a point is an estimate.
 const MARGIN: f64 = 0.98;
 /// Points between two looks at the time.
@@ -73,14 +75,15 @@ pub(super) fn sampled<P: Points, B: Blocks>(
     let mut next_block = |schedule: &mut B| schedule.begin_block();
 
     next_block(schedule);
-    let pilot = field.pilot(&mut random);
-    let Some(_) = run.visits(schedule, pilot, Phase::Blocks, f64::INFINITY, &field)? else {
-        return Ok(run.end);
-    };
+    let base = BASE_SHARE * field.budget;
+    for visit in field.pilot(&mut random) {
+        let Some(_) = run.visits(schedule, vec![visit], Phase::Blocks, base, &field)? else {
+            return Ok(run.end);
+        };
+    }
     let cells = field.lines[0].len() * field.lines[1].len();
     let costs: Vec<f64> = sizes.iter().map(|&bytes| run.cost(bytes)).collect();
     let full = costs.iter().sum::<f64>() * to_f64(cells);
-    let base = BASE_SHARE * field.budget;
     let blocks = run.agree((base / full.max(1.0)) as u64)?.min(u64::from(extent.repeats));
     if blocks > 0 {
         // A small machine: everything fits.
@@ -95,7 +98,8 @@ pub(super) fn sampled<P: Points, B: Blocks>(
             };
         }
     } else {
-        let main = field.main_size(&costs);
+        let typical: Vec<u64> = sizes.iter().map(|&bytes| run.spent.typical(bytes)).collect();
+        let main = usize::try_from(run.agree(field.main_size(&typical) as u64)?).unwrap_or(0);
         let others = if sizes.len() > 1 { OTHER_SIZES_SHARE } else { 0.0 };
         let room = ((1.0 - others) * base - run.spent_ns()) / costs[main].max(1.0);
         let count = run.agree(room.max(1.0) as u64)?;
@@ -174,7 +178,7 @@ pub(super) fn sampled<P: Points, B: Blocks>(
 impl Field<'_> {
     /// A few cells of every size, from which the time of points is known.
     fn pilot(&self, random: &mut Random) -> Vec<(Cell, ByteSize)> {
-        all_sizes(&self.spread(4, random), self.sizes)
+        all_sizes(&self.spread(PILOT, random), self.sizes)
     }
 
     fn all(&self) -> Vec<Cell> {
@@ -206,7 +210,9 @@ impl Field<'_> {
 
     /// The size that tells most about a link in a given time: the smallest of those whose time is
     /// mostly that of their bytes.
-    fn main_size(&self, costs: &[f64]) -> usize {
+    fn main_size(&self, times: &[u64]) -> usize {
+        #[allow(clippy::cast_precision_loss, reason = "a comparison of times")]
+        let costs: Vec<f64> = times.iter().map(|&time| time as f64).collect();
         let (first, last) = (0, self.sizes.len() - 1);
         if first == last {
             return 0;

@@ -31,11 +31,24 @@ pub(crate) struct Warmup {
     /// The thread migrated or memory was allocated since the last transfer: caches and
     /// translations are cold, so one good transfer is not enough.
     cold: bool,
+    /// A run of transfers that agree is enough, however slow.
+    takes_steady: bool,
 }
+
+/// Transfers of such a run, and the ratio that all of them agree within.
+const STEADY: usize = 6;
+const STEADY_AGREEMENT: f64 = 1.15;
 
 impl Warmup {
     pub(crate) fn new(exactly: Option<u32>, cold: bool) -> Self {
-        Self { exactly, cold }
+        Self { exactly, cold, takes_steady: false }
+    }
+
+    /// In a sampled sweep most cells are visited once: what is slow by nature never meets a best of
+    /// its own, and must not cost 32 transfers at every visit.
+    pub(crate) const fn in_sample(mut self, is_sampled: bool) -> Self {
+        self.takes_steady = is_sampled;
+        self
     }
 
     /// True when the point needs no transfer at all.
@@ -56,7 +69,14 @@ impl Warmup {
         let near_best = best.is_none_or(|best| last <= best || within(last, best, NEAR_BEST));
         let agrees = before.last().is_some_and(|&previous| within(last, previous, AGREEMENT));
         let warm_enough = agrees || (!self.cold && best.is_some());
-        if near_best && warm_enough {
+        let is_steady = self.takes_steady
+            && agrees
+            && seen.len().checked_sub(STEADY).is_some_and(|first| {
+                let run = &seen[first..];
+                let (least, most) = (run.iter().min(), run.iter().max());
+                least.zip(most).is_some_and(|(a, b)| within(*a, *b, STEADY_AGREEMENT))
+            });
+        if near_best && warm_enough || is_steady {
             Verdict::Settled
         } else if seen.len() >= MOST_TRANSFERS || seen.iter().sum::<u64>() >= LONGEST_NS {
             Verdict::GiveUp

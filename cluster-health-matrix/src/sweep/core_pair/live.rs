@@ -333,7 +333,7 @@ impl<'a> LivePair<'a> {
         (cold, shared): (bool, bool),
         sample: &mut Sample,
     ) -> Result<()> {
-        let warmup = Warmup::new(self.plan.warmup, cold);
+        let warmup = Warmup::new(self.plan.warmup, cold).in_sample(self.plan.sample.is_some());
         if warmup.is_empty() {
             return Ok(());
         }

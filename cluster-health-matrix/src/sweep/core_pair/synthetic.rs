@@ -94,7 +94,8 @@ impl<'a> SyntheticRanks<'a> {
         let began = self.machine.now_ns();
         let moved = self.bind(pair.cpus);
         sample.bind_ns = self.machine.now_ns() - began;
-        let warmup = Warmup::new(self.plan.warmup, moved.map_err(Fault::Skipped)?);
+        let warmup = Warmup::new(self.plan.warmup, moved.map_err(Fault::Skipped)?)
+            .in_sample(self.plan.sample.is_some());
         if !warmup.is_empty() {
             let arrived = loop {
                 let (time, arrived) = self.all_gather(pair)?;
