@@ -23,7 +23,7 @@ use serde::ser::SerializeSeq as _;
 use serde::{Serialize, Serializer};
 
 use crate::blocks::Blocks;
-use crate::classes::{ClassId, PAIR_CLASSES, of_axes, pair_class};
+use crate::classes::{ClassId, PAIR_CLASSES, PairClasses, of_axes};
 use crate::compare::{Logs, Ratio};
 use crate::matrix::Matrix;
 use crate::report::Report;
@@ -513,15 +513,8 @@ fn copy_costs(matrix: &Matrix, blocks: &Blocks) -> Vec<CopyCost> {
 }
 
 fn pair_costs(matrix: &Matrix, blocks: &Blocks, cores: &BTreeMap<u32, u32>) -> Vec<PairCost> {
-    let (rows, columns) = (&matrix.rows, &matrix.columns);
-    let kinds = Array2::from_shape_fn((rows.len(), columns.len()), |(row, column)| {
-        pair_class(
-            [rows.ids[row], columns.ids[column]],
-            [rows.nodes[row], columns.nodes[column]],
-            cores,
-        )
-    });
-    fits(matrix, blocks, PAIR_CLASSES.len(), &|row, column| kinds[[row, column]])
+    let classes = PairClasses::new(&matrix.rows, &matrix.columns, cores);
+    fits(matrix, blocks, PAIR_CLASSES.len(), &|row, column| classes.of(row, column))
         .into_iter()
         .zip(PAIR_CLASSES)
         .filter_map(|(fit, pair_class)| {

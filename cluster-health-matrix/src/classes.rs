@@ -102,21 +102,44 @@ fn by_label(labels: &[Option<u32>]) -> (Vec<ClassId>, Vec<Option<usize>>) {
     (distinct.into_iter().map(ClassId::Number).collect(), classes)
 }
 
-/// The kind of a pair as an index into [`PAIR_CLASSES`]; `None` when the nodes are unknown.
-pub(crate) fn pair_class(
-    cpus: [u32; 2],
-    nodes: [Option<u32>; 2],
-    cores: &BTreeMap<u32, u32>,
-) -> Option<usize> {
-    if cpus[0] == cpus[1] {
-        return Some(0);
+/// What is known of a CPU of an axis.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    cpu: u32,
+    core: Option<u32>,
+    node: Option<u32>,
+}
+
+/// The kinds of the pairs of two axes.
+#[derive(Debug)]
+pub(crate) struct PairClasses {
+    rows: Vec<Place>,
+    columns: Vec<Place>,
+}
+
+impl PairClasses {
+    /// `cores` names the core of each CPU.
+    pub(crate) fn new(rows: &Axis, columns: &Axis, cores: &BTreeMap<u32, u32>) -> Self {
+        let places = |axis: &Axis| {
+            let labels = axis.ids.iter().zip(&axis.nodes);
+            labels
+                .map(|(&cpu, &node)| Place { cpu, core: cores.get(&cpu).copied(), node })
+                .collect()
+        };
+        Self { rows: places(rows), columns: places(columns) }
     }
-    if let (Some(left), Some(right)) = (cores.get(&cpus[0]), cores.get(&cpus[1]))
-        && left == right
-    {
-        return Some(1);
+
+    /// The kind of a cell as an index into [`PAIR_CLASSES`]; `None` when the nodes are unknown.
+    pub(crate) fn of(&self, row: usize, column: usize) -> Option<usize> {
+        let (left, right) = (self.rows[row], self.columns[column]);
+        if left.cpu == right.cpu {
+            return Some(0);
+        }
+        if left.core.is_some() && left.core == right.core {
+            return Some(1);
+        }
+        Some(if left.node? == right.node? { 2 } else { 3 })
     }
-    Some(if nodes[0]? == nodes[1]? { 2 } else { 3 })
 }
 
 /// All partitions of a matrix with these axes, coarse ones first.
@@ -149,12 +172,11 @@ pub(crate) fn of_axes(
             make("cpu", true, in_rows(&ids(rows))),
         ];
     }
-    let mut kinds = Vec::with_capacity(rows.len() * columns.len());
-    for (cpu0, node0) in rows.ids.iter().zip(&rows.nodes) {
-        for (cpu1, node1) in columns.ids.iter().zip(&columns.nodes) {
-            kinds.push(pair_class([*cpu0, *cpu1], [*node0, *node1], cores));
-        }
-    }
+    let pairs = PairClasses::new(rows, columns, cores);
+    let kinds = (0..rows.len())
+        .flat_map(|row| (0..columns.len()).map(move |column| (row, column)))
+        .map(|(row, column)| pairs.of(row, column))
+        .collect();
     let words = PAIR_CLASSES.map(ClassId::Word).to_vec();
     vec![
         make("pair_class", false, (words, Members::Cells(kinds))),

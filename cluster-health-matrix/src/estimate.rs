@@ -12,7 +12,7 @@ use crate::blocks::Blocks;
 use crate::matrix::{Axis, CellStatus, Matrix, Memory};
 use crate::plan::H2dPlan;
 use crate::samples::{PointStatus, Sample, Sweep};
-use crate::stats::{SD_OF_MAD, median, quantile_sorted, to_f64};
+use crate::stats::{SD_OF_MAD, median, quantile, to_f64};
 
 /// Row and column axes of an H2D plan, with the NUMA nodes that the callbacks tell.
 pub(crate) fn axes_of_plan(
@@ -44,7 +44,7 @@ pub(crate) fn pair_axes(
 /// Gathers the samples of one sweep, load and memory kind: where the first measured point used
 /// page-locked memory, points with pageable memory are left out, and the other way round.
 ///
-/// Memory: 8 bytes per cell and block, 1 byte of status, and the matrix at the end.
+/// Memory: 8 bytes per cell and block and 1 byte of status; of the matrix at the end 16 more.
 #[derive(Debug, Clone)]
 pub struct Estimates {
     sweep: Sweep,
@@ -89,8 +89,8 @@ impl Estimates {
     fn cell(&self, sample: &Sample) -> Option<usize> {
         let (row, column) = sample.cell()?;
         let size = self.sizes.binary_search(&sample.bytes).ok()?;
-        let row = *self.row_of.get(&row)?;
-        let column = *self.column_of.get(&column)?;
+        let row = place(&self.rows, &self.row_of, row)?;
+        let column = place(&self.columns, &self.column_of, column)?;
         Some((size * self.rows.len() + row) * self.columns.len() + column)
     }
 
@@ -163,8 +163,8 @@ impl Estimates {
             .extend(self.blocks.values().map(|block| block[cell]).filter(|rate| rate.is_finite()));
     }
 
-    /// Number of cells' block values that are faster than the path can be, taken out.
-    fn drop_implausible(&mut self) -> u64 {
+    /// Takes out what is faster than the path can be; the number of cells' block values.
+    pub(crate) fn drop_implausible(&mut self) -> u64 {
         let per_size = self.rows.len() * self.columns.len();
         let mut dropped = 0;
         for size in 0..self.sizes.len() {
@@ -198,11 +198,18 @@ impl Estimates {
     /// The same with the rates of every block, from which the matrix is made.
     pub(crate) fn finish_with_blocks(mut self) -> (Matrix, u64, Blocks) {
         let dropped = self.drop_implausible();
+        let (matrix, blocks) = self.into_parts();
+        (matrix, dropped, blocks)
+    }
+
+    /// The matrix and the rates of every block, from which it is made; the caller has dropped
+    /// implausible ones.
+    pub(crate) fn into_parts(mut self) -> (Matrix, Blocks) {
         let shape = (self.sizes.len(), self.rows.len(), self.columns.len());
-        let mut gbps = vec![f64::NAN; self.status.len()];
-        let mut spread = vec![f64::NAN; self.status.len()];
+        let mut gbps = Array3::from_elem(shape, f64::NAN);
+        let mut spread = Array3::from_elem(shape, f64::NAN);
         let mut values = Vec::new();
-        for cell in 0..self.status.len() {
+        for (cell, (gbps, spread)) in gbps.iter_mut().zip(&mut spread).enumerate() {
             self.block_values(cell, &mut values);
             if values.is_empty() {
                 if self.status[cell] == CellStatus::Measured {
@@ -210,20 +217,10 @@ impl Estimates {
                 }
                 continue;
             }
-            gbps[cell] = median(&mut values);
-            spread[cell] = relative_mad(&mut values, gbps[cell]);
-        }
-        let mut matrix = Matrix::new(self.sweep, &self.load, self.sizes, self.rows, self.columns);
-        let fill = |values| Array3::from_shape_vec(shape, values);
-        if let (Ok(gbps), Ok(spread)) = (fill(gbps), fill(spread)) {
-            matrix.gbps = gbps;
-            matrix.spread = spread;
-        }
-        if self.pageable == Some(true) {
-            matrix.memory = Memory::Pageable;
-        }
-        if let Ok(status) = Array3::from_shape_vec(shape, self.status) {
-            matrix.status = status;
+            *gbps = median(&mut values);
+            if values.len() > 1 {
+                *spread = relative_mad(&mut values, *gbps);
+            }
         }
         let mut blocks = Blocks::default();
         for (number, rates) in self.blocks {
@@ -232,7 +229,24 @@ impl Estimates {
                 blocks.gbps.push(rates);
             }
         }
-        (matrix, dropped, blocks)
+        let memory = match self.pageable {
+            Some(true) => Memory::Pageable,
+            _ if self.sweep.is_pair() => Memory::Device,
+            _ => Memory::PageLocked,
+        };
+        let matrix = Matrix {
+            sweep: self.sweep,
+            load: self.load,
+            memory,
+            sizes: self.sizes,
+            rows: self.rows,
+            columns: self.columns,
+            gbps,
+            spread,
+            status: Array3::from_shape_vec(shape, self.status).unwrap_or_default(),
+            predicted: None,
+        };
+        (matrix, blocks)
     }
 
     /// The matrix alone.
@@ -240,6 +254,12 @@ impl Estimates {
     pub fn into_matrix(self) -> Matrix {
         self.finish().0
     }
+}
+
+/// Position of an id in an axis. Most axes are 0, 1, 2 …, which needs no look into the map.
+fn place(axis: &Axis, places: &HashMap<u32, usize>, id: u32) -> Option<usize> {
+    let same = usize::try_from(id).ok().filter(|&at| axis.ids.get(at) == Some(&id));
+    same.or_else(|| places.get(&id).copied())
 }
 
 /// What a cell is when some of its visits ended one way and some another.
@@ -264,13 +284,13 @@ const ENOUGH_TO_COMPARE: usize = 10;
 /// hundredth (at least one), so that a few outliers cannot excuse themselves. The fastest hundredth
 /// is all that can be found so, which a healthy minority among slow cells is not.
 fn implausible_above(values: &mut [f64]) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
     if values.len() < ENOUGH_TO_COMPARE {
         return FASTER_THAN_ANYTHING;
     }
     let suspects = (values.len() / 100).max(1);
-    let rest = &values[..values.len() - suspects];
-    (2.0 * quantile_sorted(rest, 0.99)).min(FASTER_THAN_ANYTHING)
+    let kept = values.len() - suspects;
+    let (rest, _, _) = values.select_nth_unstable_by(kept, f64::total_cmp);
+    (2.0 * quantile(rest, 0.99)).min(FASTER_THAN_ANYTHING)
 }
 
 /// Expected median absolute deviation of n normal values ÷ their standard deviation falls below

@@ -13,7 +13,7 @@ use cluster_health_core::ByteSize;
 use ndarray::Array2;
 use serde::Serialize;
 
-use crate::classes::pair_class;
+use crate::classes::PairClasses;
 use crate::compare::{Logs, Ratio, list};
 use crate::matrix::{Axis, Matrix};
 use crate::report::Report;
@@ -181,11 +181,8 @@ fn tables<'a>(
         return Vec::new();
     };
     // Ranks that share a core say nothing about where either should run.
-    let apart = |row: usize, column: usize| {
-        let (rows, columns) = (&matrix.rows, &matrix.columns);
-        let cpus = [rows.ids[row], columns.ids[column]];
-        !matches!(pair_class(cpus, [rows.nodes[row], columns.nodes[column]], cores), Some(0 | 1))
-    };
+    let classes = PairClasses::new(&matrix.rows, &matrix.columns, cores);
+    let apart = |row: usize, column: usize| !matches!(classes.of(row, column), Some(0 | 1));
     let along = |values: &Array2<f64>, by_row: bool| {
         let mut sums =
             vec![(0.0, 0_usize); if by_row { matrix.rows.len() } else { matrix.columns.len() }];

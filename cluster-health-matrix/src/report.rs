@@ -5,6 +5,8 @@
 //! | `h2d-16MiB.csv` | rows = CPUs, columns = devices, decimal GB/s, empty = not measured |
 //! | `core-pair-8MiB.csv` | rows = rank-0 CPUs, columns = rank-1 CPUs, decimal GB/s per rank |
 //! | `….npy` | the same as float64, NaN = not measured |
+//! | `…-predicted.csv`, `.npy` | of a sampled sweep: measured rates, else those of its model |
+//! | `…-error.csv`, `.npy` | their 95 % half-width, a share of the rate; empty or NaN where measured |
 //! | `….png` | heatmap (feature `png`) |
 //! | `matrices.xlsx` | heat sheets, Summary, Affinity, Environment (feature `xlsx`) |
 //! | `report.md` | the verdict and what it rests on, what was not tested, and the numbers |
@@ -31,7 +33,7 @@ use crate::run::{
     write_by_rename, write_json,
 };
 use crate::samples::{Phase, PointStatus, Sample, Sweep};
-use crate::stats::quantile_sorted;
+use crate::stats::quantiles;
 
 /// How outputs look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -110,32 +112,34 @@ impl Report {
             Ok(sample) => gathering.add(&sample),
             Err(bad) => gathering.bad_lines.push(format!("line {}: {}", bad.line, bad.reason)),
         })?;
-        let mut matrices = Vec::new();
         let mut points = gathering.points;
         merge_unstarted(&mut gathering.groups, gathering.unstarted);
-        let mut all_blocks = Vec::new();
-        for (key, estimates) in gathering.groups {
-            let (mut matrix, dropped, mut blocks) = estimates.finish_with_blocks();
-            matrix.memory = key.2;
-            if let Some(host) = gathering.host_groups.remove(&key) {
-                blocks.host_gbps = host.finish_with_blocks().2.gbps;
-            }
-            blocks.probes = gathering.probes.remove(&key).unwrap_or_default();
-            all_blocks.push(blocks);
+        for estimates in gathering.groups.values_mut() {
+            let dropped = estimates.drop_implausible();
             points.measured = points.measured.saturating_sub(dropped);
             points.implausible += dropped;
             if dropped > 0 {
                 let reason = "faster than 2 × the 99th percentile of its size".to_owned();
                 *gathering.reasons.entry(reason).or_insert(0) += dropped;
             }
-            matrices.push(matrix);
         }
         manifest.points = points;
+        // Judging needs most memory: the matrices are made when it has given it back.
         let (diagnosis, mut predictions) = gathering.evidence.judge(&manifest, expect);
-        for matrix in &mut matrices {
-            matrix.predicted = predictions.remove(&(matrix.sweep, matrix.load.clone()));
-        }
         manifest.verdict = Some(diagnosis.verdict.as_str().to_owned());
+        let mut matrices = Vec::new();
+        let mut all_blocks = Vec::new();
+        for (key, estimates) in gathering.groups {
+            let (mut matrix, mut blocks) = estimates.into_parts();
+            matrix.memory = key.2;
+            matrix.predicted = predictions.remove(&(matrix.sweep, matrix.load.clone()));
+            if let Some(host) = gathering.host_groups.remove(&key) {
+                blocks.host_gbps = host.finish_with_blocks().2.gbps;
+            }
+            blocks.probes = gathering.probes.remove(&key).unwrap_or_default();
+            all_blocks.push(blocks);
+            matrices.push(matrix);
+        }
         manifest.summary = matrices
             .iter()
             .flat_map(Matrix::slices)
@@ -155,41 +159,61 @@ impl Report {
         })
     }
 
-    /// Writes every output of the folder.
+    /// Writes every output of the folder, the workbook on a thread of its own.
     ///
     /// # Errors
-    /// When a file cannot be written; those before are complete.
+    /// When a file cannot be written; the others may be new or missing.
     pub fn write(&mut self, dir: &Path, options: &ReportOptions) -> Result<()> {
+        #[cfg(feature = "xlsx")]
+        {
+            let report = &*self;
+            // It takes as long as all other files together.
+            let (workbook, others) = std::thread::scope(|scope| {
+                let workbook = scope.spawn(|| report.write_workbook(dir));
+                let others = report.write_numbers(dir, options);
+                (workbook.join(), others)
+            });
+            others?;
+            let notes = workbook.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            self.manifest.notes.retain(|note| !note.starts_with(WORKBOOK_NOTE));
+            self.manifest
+                .notes
+                .extend(notes.into_iter().map(|note| format!("{WORKBOOK_NOTE}{note}")));
+        }
+        #[cfg(not(feature = "xlsx"))]
+        self.write_numbers(dir, options)?;
+        write_by_rename(&dir.join("report.md"), |out| {
+            out.write_all(markdown::render(self).as_bytes())
+        })?;
+        write_json(&dir.join(crate::run::MANIFEST), &self.manifest)
+    }
+
+    /// Everything that no other output tells about.
+    fn write_numbers(&self, dir: &Path, options: &ReportOptions) -> Result<()> {
         for slice in self.matrices.iter().flat_map(Matrix::slices) {
             let stem = slice.stem();
-            let path = |extension: &str| dir.join(format!("{stem}.{extension}"));
-            write_by_rename(&path("csv"), |out| csv::write(&slice, out))?;
-            write_by_rename(&path("npy"), |out| npy::write(&slice, out))?;
+            let path = |end: &str| dir.join(format!("{stem}{end}"));
+            write_by_rename(&path(".csv"), |out| csv::write(&slice, out))?;
+            write_by_rename(&path(".npy"), |out| npy::write(&slice, out))?;
+            if slice.predicted.is_some() {
+                write_by_rename(&path("-predicted.csv"), |out| csv::write_predicted(&slice, out))?;
+                write_by_rename(&path("-predicted.npy"), |out| npy::write_predicted(&slice, out))?;
+                write_by_rename(&path("-error.csv"), |out| csv::write_error(&slice, out))?;
+                write_by_rename(&path("-error.npy"), |out| npy::write_error(&slice, out))?;
+            }
             #[cfg(feature = "png")]
             {
                 let picture = crate::output::png::render(&slice, &style(options, &self.manifest))
                     .map_err(|error| {
                     crate::Error::output(format!("{stem}.png"), error.to_string())
                 })?;
-                write_by_rename(&path("png"), |out| out.write_all(&picture))?;
+                write_by_rename(&path(".png"), |out| out.write_all(&picture))?;
             }
         }
         let _ = options;
-        #[cfg(feature = "xlsx")]
-        {
-            let notes = self.write_workbook(dir)?;
-            self.manifest.notes.retain(|note| !note.starts_with(WORKBOOK_NOTE));
-            self.manifest
-                .notes
-                .extend(notes.into_iter().map(|note| format!("{WORKBOOK_NOTE}{note}")));
-        }
         let calibration = Calibration::of(self);
         write_by_rename(&dir.join(CALIBRATION), |out| calibration.write(out))?;
-        write_json(&dir.join(PLACEMENT), &Placement::of(self))?;
-        write_by_rename(&dir.join("report.md"), |out| {
-            out.write_all(markdown::render(self).as_bytes())
-        })?;
-        write_json(&dir.join(crate::run::MANIFEST), &self.manifest)
+        write_json(&dir.join(PLACEMENT), &Placement::of(self))
     }
 
     #[cfg(feature = "xlsx")]
@@ -399,8 +423,7 @@ fn imported_axes(
 #[must_use]
 pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
     let mut rates: Vec<f64> = slice.measured().collect();
-    rates.sort_unstable_by(f64::total_cmp);
-    let q = |q| quantile_sorted(&rates, q);
+    let [min, p10, median, p90, max] = quantiles(&mut rates, [0.0, 0.1, 0.5, 0.9, 1.0]);
     (!rates.is_empty()).then(|| SummaryRow {
         sweep: slice.sweep,
         bytes: slice.bytes,
@@ -413,11 +436,11 @@ pub fn summary_of(slice: &Slice<'_>) -> Option<SummaryRow> {
         .to_owned(),
         memory: slice.memory.as_str().to_owned(),
         count: rates.len() as u64,
-        min: q(0.0),
-        p10: q(0.1),
-        median: q(0.5),
-        p90: q(0.9),
-        max: q(1.0),
+        min,
+        p10,
+        median,
+        p90,
+        max,
     })
 }
 
@@ -558,6 +581,44 @@ mod tests {
         let stems: Vec<String> =
             report.matrices.iter().flat_map(Matrix::slices).map(|slice| slice.stem()).collect();
         assert_eq!(stems, ["h2d-1000B", "h2d-1000B-pageable"]);
+    }
+
+    #[test]
+    fn what_is_predicted_has_files_of_its_own_and_is_in_no_other_number() {
+        let measured = [sample(4, 0, 100), sample(4, 1, 100), sample(2, 0, 200)];
+        let dir = folder(&measured);
+        let mut report = Report::read(dir.path()).unwrap();
+        report.write(dir.path(), &ReportOptions::default()).unwrap();
+        let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
+        let files = ["h2d-1000B.csv", "h2d-1000B.npy", CALIBRATION, PLACEMENT];
+        let before = files.map(read);
+        let summary = report.manifest.summary.clone();
+        let text = String::from_utf8(read("report.md")).unwrap();
+        assert!(text.contains("1 cells have no number") && !text.contains("predicted"), "{text}");
+        assert!(!dir.path().join("h2d-1000B-predicted.csv").exists());
+
+        let mut prediction = crate::matrix::Prediction::new((1, 2, 2));
+        // Rows as planned: CPU 4, CPU 2.
+        prediction.gbps[[0, 1, 1]] = 7.5;
+        prediction.error[[0, 1, 1]] = 0.034;
+        report.matrices[0].predicted = Some(prediction);
+        report.write(dir.path(), &ReportOptions::default()).unwrap();
+        assert_eq!(before, files.map(read));
+        assert_eq!(summary, report.manifest.summary);
+        let csv = |name: &str| String::from_utf8(read(name)).unwrap();
+        assert_eq!(csv("h2d-1000B-predicted.csv"), "cpu,0,1\n4,10,10\n2,5,7.5\n");
+        assert_eq!(csv("h2d-1000B-error.csv"), "cpu,0,1\n4,,\n2,,0.034\n");
+        assert!(read("h2d-1000B-predicted.npy").ends_with(&7.5_f64.to_le_bytes()));
+        assert!(read("h2d-1000B-error.npy").ends_with(&f64::from(0.034_f32).to_le_bytes()));
+        let text = String::from_utf8(read("report.md")).unwrap();
+        for part in [
+            "h2d-1000B: 3 of 4 cells were measured (75.0 %), 1 are predicted with a median error of \
+             ± 3.4 % (95 %)",
+            "No finding rests on predicted cells",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("have no number"), "{text}");
     }
 
     #[test]

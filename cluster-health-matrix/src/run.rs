@@ -618,6 +618,9 @@ fn parse(line: &[u8], number: u64) -> Result<Sample, BadLine> {
     if line.last() != Some(&b'\n') {
         return Err(bad("the line has no end".to_owned(), true));
     }
+    if let Some(sample) = crate::line::parse(line) {
+        return Ok(sample);
+    }
     serde_json::from_slice(line).map_err(|error| bad(error.to_string(), false))
 }
 

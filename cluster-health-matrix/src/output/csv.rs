@@ -6,7 +6,9 @@
 //! | core pair | `rank0\rank1` | rank-0 CPU | rank-1 CPU |
 //!
 //! Rates are decimal GB/s with as many digits as it takes to read the same number back; an empty
-//! cell was not measured.
+//! cell was not measured. A sampled sweep has two files more: `…-predicted.csv`, where the cells that
+//! were not visited have the rate of its model (single precision), and `…-error.csv`, where they have
+//! its 95 % half-width as a share of that rate and all others are empty.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,6 +19,7 @@ use ndarray::Array2;
 
 use crate::error::{Error, Result};
 use crate::matrix::Slice;
+use crate::output::predicted::predicted;
 
 /// The most rows, and the most columns, that a matrix may have.
 pub const MAX_AXIS: usize = 65_536;
@@ -25,23 +28,54 @@ pub const MAX_CELLS: usize = 1 << 26;
 /// The largest file that is read.
 const MAX_BYTES: u64 = 2 << 30;
 
-/// Writes one matrix.
+/// Writes one matrix: measured rates.
 ///
 /// # Errors
 /// When `out` cannot be written.
 pub fn write(slice: &Slice<'_>, out: &mut impl Write) -> io::Result<()> {
+    table(slice, out, |out, row, column| rate_cell(out, slice.gbps[[row, column]]))
+}
+
+/// Writes the measured rate of every cell, else the one that the model of a sampled sweep predicts.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn write_predicted(slice: &Slice<'_>, out: &mut impl Write) -> io::Result<()> {
+    table(slice, out, |out, row, column| match predicted(slice, row, column) {
+        Some((rate, _)) => write!(out, "{rate}"),
+        None => rate_cell(out, slice.gbps[[row, column]]),
+    })
+}
+
+/// Writes of every predicted cell the half-width of the 95 % interval, as a share of its rate.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn write_error(slice: &Slice<'_>, out: &mut impl Write) -> io::Result<()> {
+    table(slice, out, |out, row, column| match predicted(slice, row, column) {
+        Some((_, error)) if error.is_finite() => write!(out, "{error}"),
+        _ => Ok(()),
+    })
+}
+
+fn rate_cell(out: &mut impl Write, rate: f64) -> io::Result<()> {
+    if rate.is_finite() { write!(out, "{rate}") } else { Ok(()) }
+}
+
+fn table<W: Write>(
+    slice: &Slice<'_>,
+    out: &mut W,
+    cell: impl Fn(&mut W, usize, usize) -> io::Result<()>,
+) -> io::Result<()> {
     out.write_all(if slice.sweep.is_pair() { b"rank0\\rank1" } else { b"cpu" })?;
     for id in &slice.columns.ids {
         write!(out, ",{id}")?;
     }
-    for (id, rates) in slice.rows.ids.iter().zip(slice.gbps.rows()) {
+    for (row, id) in slice.rows.ids.iter().enumerate() {
         write!(out, "\n{id}")?;
-        for rate in rates {
-            if rate.is_finite() {
-                write!(out, ",{rate}")?;
-            } else {
-                out.write_all(b",")?;
-            }
+        for column in 0..slice.columns.len() {
+            out.write_all(b",")?;
+            cell(out, row, column)?;
         }
     }
     out.write_all(b"\n")
@@ -253,6 +287,24 @@ mod tests {
             text(&matrix(Sweep::CorePair, &[f64::INFINITY, 1.0, 2.0, 3.0])),
             "rank0\\rank1,3,1\n7,,1\n0,2,3\n"
         );
+    }
+
+    #[test]
+    fn predictions_have_files_of_their_own() {
+        let mut matrix = matrix(Sweep::CorePair, &[58.125, f64::NAN, f64::NAN, 12.0]);
+        let mut prediction = crate::matrix::Prediction::new((1, 2, 2));
+        // In single precision 0.1 is another number than in double precision.
+        prediction.gbps[[0, 0, 1]] = 0.1;
+        prediction.error[[0, 0, 1]] = 0.05;
+        matrix.predicted = Some(prediction);
+        assert_eq!(text(&matrix), "rank0\\rank1,3,1\n7,58.125,\n0,,12\n");
+        let written = |write: fn(&Slice<'_>, &mut Vec<u8>) -> io::Result<()>| {
+            let mut bytes = Vec::new();
+            write(&matrix.slice(0), &mut bytes).unwrap();
+            String::from_utf8(bytes).unwrap()
+        };
+        assert_eq!(written(write_predicted), "rank0\\rank1,3,1\n7,58.125,0.1\n0,,12\n");
+        assert_eq!(written(write_error), "rank0\\rank1,3,1\n7,,0.05\n0,,\n");
     }
 
     #[test]

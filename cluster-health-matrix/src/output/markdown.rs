@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use ndarray::ArrayView1;
 
 use super::first_page;
-use crate::matrix::{Axis, CellStatus, Slice};
+use crate::classes::PairClasses;
+use crate::matrix::{Axis, CellStatus, Matrix, Slice};
+use crate::output::predicted::Sampled;
 use crate::report::{Report, summary_of};
 use crate::run::{AffinityFile, RunStatus};
 use crate::samples::Sweep;
@@ -58,6 +60,7 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
         )?;
     }
     writeln!(out)?;
+    sampled(out, report)?;
     facts(out, report)?;
     for matrix in &report.matrices {
         for slice in matrix.slices() {
@@ -85,6 +88,47 @@ fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {
         }
     }
     Ok(())
+}
+
+/// What a sampled sweep measured, and what it only predicts.
+fn sampled(out: &mut String, report: &Report) -> std::fmt::Result {
+    let slices = report.matrices.iter().flat_map(Matrix::slices);
+    let mut sampled = slices
+        .filter_map(|slice| Some((slice.stem(), slice.gbps.len(), Sampled::of(&slice)?)))
+        .peekable();
+    if sampled.peek().is_none() {
+        return Ok(());
+    }
+    writeln!(out, "## Measured and predicted cells\n")?;
+    for (stem, cells, Sampled { measured, predicted, error }) in sampled {
+        let share = 100.0 * ratio(measured, cells);
+        write!(
+            out,
+            "- {stem}: {measured} of {cells} cells were measured ({share:.1} %), {predicted} are \
+             predicted"
+        )?;
+        if error.is_finite() {
+            write!(out, " with a median error of ± {:.1} % (95 %)", 100.0 * error)?;
+        }
+        let rest = cells - measured - predicted;
+        if rest > 0 {
+            write!(out, ", {rest} are neither")?;
+        }
+        writeln!(
+            out,
+            ": [rates]({stem}-predicted.csv), [errors]({stem}-error.csv), [npy]({stem}-predicted.npy)."
+        )?;
+    }
+    writeln!(
+        out,
+        "\nNo finding rests on predicted cells: judging sees measured points only, and so do all \
+         numbers below.\n"
+    )
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+fn ratio(part: usize, all: usize) -> f64 {
+    part as f64 / all as f64
 }
 
 fn title(sweep: Sweep) -> &'static str {
@@ -219,6 +263,7 @@ fn section(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt::Re
         row.count
     )?;
     let holes = slice.status.iter().filter(|status| **status != CellStatus::Measured).count();
+    let holes = holes - Sampled::of(slice).map_or(0, |sampled| sampled.predicted).min(holes);
     if holes > 0 {
         writeln!(out, "{holes} cells have no number.\n")?;
     }
@@ -234,15 +279,13 @@ fn section(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt::Re
 /// Medians of the pairs by what their CPUs share.
 fn pair_lines(out: &mut String, slice: &Slice<'_>, report: &Report) -> std::fmt::Result {
     let cores = report.affinity.as_ref().map(AffinityFile::cores).unwrap_or_default();
+    let classes = PairClasses::new(slice.rows, slice.columns, &cores);
     let (mut same, mut siblings, mut rest) = (Vec::new(), Vec::new(), Vec::new());
     for ((row, column), rate) in slice.gbps.indexed_iter().filter(|(_, rate)| rate.is_finite()) {
-        let (rank0, rank1) = (slice.rows.ids[row], slice.columns.ids[column]);
-        let kind = if rank0 == rank1 {
-            &mut same
-        } else if cores.get(&rank0).is_some_and(|core| cores.get(&rank1) == Some(core)) {
-            &mut siblings
-        } else {
-            &mut rest
+        let kind = match classes.of(row, column) {
+            Some(0) => &mut same,
+            Some(1) => &mut siblings,
+            _ => &mut rest,
         };
         kind.push(*rate);
     }

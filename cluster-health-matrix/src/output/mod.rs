@@ -10,5 +10,6 @@ pub mod markdown;
 pub mod npy;
 #[cfg(feature = "png")]
 pub mod png;
+pub(crate) mod predicted;
 #[cfg(feature = "xlsx")]
 pub mod xlsx;

@@ -2,16 +2,46 @@
 
 use std::io::{self, Write};
 
+use ndarray::{Array2, CowArray, Ix2};
 use ndarray_npy::{WriteNpyError, WriteNpyExt as _};
 
 use crate::matrix::Slice;
+use crate::output::predicted::predicted;
 
-/// Writes the rates of one matrix, rows × columns.
+/// Writes the measured rates of one matrix, rows × columns.
 ///
 /// # Errors
 /// When `out` cannot be written.
 pub fn write(slice: &Slice<'_>, out: &mut impl Write) -> io::Result<()> {
-    slice.gbps.as_standard_layout().write_npy(out).map_err(|error| match error {
+    array(&slice.gbps.as_standard_layout(), out)
+}
+
+/// Writes the measured rate of every cell, else the one that the model of a sampled sweep predicts.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn write_predicted(slice: &Slice<'_>, out: &mut impl Write) -> io::Result<()> {
+    let rate = |(row, column)| match predicted(slice, row, column) {
+        Some((rate, _)) => f64::from(rate),
+        None => slice.gbps[[row, column]],
+    };
+    array(&Array2::from_shape_fn(slice.gbps.dim(), rate).into(), out)
+}
+
+/// Writes of every predicted cell the half-width of the 95 % interval, as a share of its rate; NaN
+/// elsewhere.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn write_error(slice: &Slice<'_>, out: &mut impl Write) -> io::Result<()> {
+    let error = |(row, column)| {
+        predicted(slice, row, column).map_or(f64::NAN, |(_, error)| f64::from(error))
+    };
+    array(&Array2::from_shape_fn(slice.gbps.dim(), error).into(), out)
+}
+
+fn array(values: &CowArray<'_, f64, Ix2>, out: &mut impl Write) -> io::Result<()> {
+    values.write_npy(out).map_err(|error| match error {
         WriteNpyError::Io(error) => error,
         other => io::Error::other(other),
     })
@@ -53,5 +83,33 @@ mod tests {
             .map(|bytes| Some(f64::from_le_bytes(*bytes)).filter(|value| !value.is_nan()))
             .collect();
         assert_eq!(values, [None, Some(1.5), None, None, None, Some(0.25)]);
+    }
+
+    /// Another program reads the companions of a sampled sweep.
+    #[test]
+    fn numpy_reads_predictions_and_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let matrix = crate::output::predicted::tests::sampled(6, 5, 4);
+        type Write = fn(&Slice<'_>, &mut std::fs::File) -> io::Result<()>;
+        let files: [(&str, Write); 3] = [("m", write), ("p", write_predicted), ("e", write_error)];
+        for (name, write) in files {
+            let mut file = std::fs::File::create(folder.path().join(name)).unwrap();
+            write(&matrix.slice(0), &mut file).unwrap();
+        }
+        let script = "import sys, numpy
+m, p, e = (numpy.load(sys.argv[1] + '/' + name) for name in 'mpe')
+gone = numpy.isnan(m)
+print(m.dtype, p.dtype, e.dtype, p.shape, gone.sum(), numpy.isnan(p).sum(), (numpy.isnan(e) == gone).sum(),
+      (p[~gone] == m[~gone]).all(), float(p[0, 1]), float(p[gone].min()), round(float(e[gone].max()), 6))";
+        let run =
+            std::process::Command::new("python3").arg("-c").arg(script).arg(folder.path()).output();
+        match run {
+            Ok(output) if output.status.success() => assert_eq!(
+                String::from_utf8_lossy(&output.stdout).trim(),
+                // 30 cells, every fourth measured: 8.
+                "float64 float64 float64 (6, 5) 22 0 0 True 39.125 39.0 0.02"
+            ),
+            _ => println!("skipped: no python3 with numpy"),
+        }
     }
 }

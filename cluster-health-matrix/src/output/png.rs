@@ -9,6 +9,7 @@
 //! | cell | looks like |
 //! |---|---|
 //! | measured | a colour of the bar; the number too, where it fits |
+//! | predicted by a sampled sweep | its colour under a hatch of black or white, whichever stands out |
 //! | not visited | light grey, hatched |
 //! | skipped | darker grey, hatched the other way |
 //! | failed | magenta |
@@ -27,8 +28,9 @@ use embedded_graphics::prelude::{
 use embedded_graphics::text::{Baseline, Text};
 
 use crate::matrix::{Axis, CellStatus, Slice};
+use crate::output::predicted::{Sampled, predicted};
 use crate::samples::Sweep;
-use crate::stats::quantile_sorted;
+use crate::stats::{quantile_sorted, settle};
 
 /// The colours from slow to fast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -91,22 +93,26 @@ pub struct Style {
 /// Draws the matrix of one size: PNG bytes, the same for the same input.
 ///
 /// The cells span at most about 1,600 pixels each way. Of more rows or columns, several share a
-/// pixel, which shows a failed or implausible cell if there is one, else the rate farthest from the
-/// median; the picture says how many cells one pixel stands for. NUMA borders are left out where
-/// nodes change every few pixels.
+/// pixel, which shows a failed or implausible cell if there is one, else the slowest cell if it is
+/// clearly slower than most of the matrix, else the fastest if it is clearly faster, else their
+/// median; the picture says how many cells one pixel stands for. A pixel is hatched when most of its
+/// cells were predicted, unless it shows one that was measured and stands out. NUMA borders are left
+/// out where nodes change every few pixels.
 ///
 /// # Errors
 /// When the PNG encoder fails.
 pub fn render(slice: &Slice<'_>, style: &Style) -> io::Result<Vec<u8>> {
-    let picture = Picture::draw(slice, style);
-    let canvas = &picture.canvas;
+    encode(&Picture::draw(slice, style).canvas, style.palette)
+}
+
+fn encode(canvas: &Canvas, palette: Palette) -> io::Result<Vec<u8>> {
     let side = |length: usize| u32::try_from(length).map_err(io::Error::other);
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, side(canvas.width)?, side(canvas.height)?);
     encoder.set_color(png::ColorType::Indexed);
     encoder.set_depth(png::BitDepth::Eight);
     encoder.set_compression(png::Compression::Fast);
-    let colors = (0..LEVELS).map(|level| style.palette.color(level)).chain(EXTRA);
+    let colors = (0..LEVELS).map(|level| palette.color(level)).chain(EXTRA);
     encoder.set_palette(colors.flatten().collect::<Vec<u8>>());
     let mut writer = encoder.write_header()?;
     writer.write_image_data(&canvas.pixels)?;
@@ -161,6 +167,17 @@ fn pattern(status: CellStatus, x: usize, y: usize) -> Ink {
             }
         }
     }
+}
+
+/// True where the hatch of a predicted cell covers its colour.
+fn is_hatched(x: usize, y: usize) -> bool {
+    (x + y).is_multiple_of(5)
+}
+
+/// Black on light colours, white on dark ones.
+fn contrast(palette: Palette, ink: Ink) -> Ink {
+    let [r, g, b] = palette.color(usize::from(ink.0)).map(u32::from);
+    if 299 * r + 587 * g + 114 * b < 128_000 { WHITE } else { BLACK }
 }
 
 /// Which of the states without a rate a cell is in; `None` with a rate.
@@ -409,7 +426,8 @@ struct Scale {
 }
 
 impl Scale {
-    /// From rates in ascending order; `None` without any.
+    /// From rates in ascending order, at least as far as ends, median and the places of the cuts;
+    /// `None` without any.
     fn new(sorted: &[f64]) -> Option<Self> {
         let last = sorted.len().checked_sub(1)?;
         // From five rates on one is cut off at each end: interpolated percentiles of few rates
@@ -462,36 +480,46 @@ impl Scale {
 /// What a drawn cell shows.
 #[derive(Debug, Clone, Copy)]
 enum Cell {
-    Rate(f64),
+    Rate { rate: f64, hatched: bool },
     Without(CellStatus),
 }
 
-/// What stands for a group of cells: a failed or implausible cell, else the rate farthest from the
-/// median (of two equally far the slower), else what kept the group from being measured.
+/// Rates beyond these stand out from a matrix.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    slow: f64,
+    fast: f64,
+}
+
+impl Limits {
+    /// Half as far again from the median as the ends of the bar: of noise alone, few of the cells
+    /// that share a pixel are there.
+    fn new(scale: Option<&Scale>, median: f64) -> Self {
+        let beyond = |end: f64| median + 1.5 * (end - median);
+        scale.map_or(Self { slow: f64::NAN, fast: f64::NAN }, |scale| Self {
+            slow: beyond(scale.low),
+            fast: beyond(scale.high),
+        })
+    }
+}
+
+/// What stands for a group of cells: a failed or implausible cell, else the slowest if it stands out,
+/// else the fastest if it does, else the (lower) median, else what kept the group from being
+/// measured. `rates` is room for the rates of a group, with whether each was measured.
 fn most_telling(
     slice: &Slice<'_>,
     rows: Range<usize>,
     columns: &Range<usize>,
-    median: f64,
+    limits: Limits,
+    rates: &mut Vec<(f64, bool)>,
 ) -> Cell {
     let mut worst = CellStatus::NotVisited;
-    let mut rate: Option<f64> = None;
+    rates.clear();
     for row in rows {
         for column in columns.clone() {
             let here = slice.gbps[[row, column]];
             match unmeasured(here, slice.status[[row, column]]) {
-                None => {
-                    let distance = |rate: f64| (rate - median).abs();
-                    let farther = rate.is_none_or(|best| {
-                        distance(here)
-                            .total_cmp(&distance(best))
-                            .then(best.total_cmp(&here))
-                            .is_gt()
-                    });
-                    if farther {
-                        rate = Some(here);
-                    }
-                }
+                None => rates.push((here, true)),
                 Some(CellStatus::Failed) => worst = CellStatus::Failed,
                 Some(CellStatus::Implausible) if worst != CellStatus::Failed => {
                     worst = CellStatus::Implausible;
@@ -499,14 +527,35 @@ fn most_telling(
                 Some(CellStatus::Skipped) if worst == CellStatus::NotVisited => {
                     worst = CellStatus::Skipped;
                 }
-                Some(_) => {}
+                Some(_) => {
+                    let rate = predicted(slice, row, column).map(|(rate, _)| f64::from(rate));
+                    rates.extend(rate.map(|rate| (rate, false)));
+                }
             }
         }
     }
-    match (rate, worst) {
-        (_, CellStatus::Failed | CellStatus::Implausible) | (None, _) => Cell::Without(worst),
-        (Some(rate), _) => Cell::Rate(rate),
+    if matches!(worst, CellStatus::Failed | CellStatus::Implausible) {
+        return Cell::Without(worst);
     }
+    let measured = rates.iter().filter(|(_, is_measured)| *is_measured).count();
+    let most_predicted = 2 * measured < rates.len();
+    // Of two equal rates the measured one.
+    let order = |a: &(f64, bool), b: &(f64, bool)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1));
+    let Some(middle) = rates.len().checked_sub(1).map(|last| last / 2) else {
+        return Cell::Without(worst);
+    };
+    let (below, median, above) = rates.select_nth_unstable_by(middle, order);
+    let slowest = below.iter().copied().min_by(order).unwrap_or(*median);
+    let fastest = above.iter().copied().max_by(order).unwrap_or(*median);
+    let (shown, stands_out) = if slowest.0 < limits.slow {
+        (slowest, true)
+    } else if fastest.0 > limits.fast {
+        (fastest, true)
+    } else {
+        (*median, false)
+    };
+    // The colour of a cell that was measured and stands out is never covered.
+    Cell::Rate { rate: shown.0, hatched: most_predicted && !(stands_out && shown.1) }
 }
 
 /// `cpu` as people write it.
@@ -541,29 +590,50 @@ fn subtitle(slice: &Slice<'_>, rows: &Track, columns: &Track) -> String {
     if cells > 1 {
         let unit = if rows.cell * columns.cell == 1 { "pixel" } else { "drawn cell" };
         text.push_str(&format!(
-            " · 1 {unit} = {cells} cells ({} × {}), the farthest from the median",
+            " · 1 {unit} = {cells} cells ({} × {}): one that stands out, else their median",
             rows.group, columns.group
         ));
     }
     text
 }
 
-fn summary(slice: &Slice<'_>, sorted: &[f64]) -> String {
-    let missing = slice.gbps.len() - sorted.len();
-    if sorted.is_empty() {
-        return format!("0 measured, {missing} not measured");
+/// The states without a rate that occur, with how many cells are in each.
+fn states(slice: &Slice<'_>, predicted: usize) -> Vec<(CellStatus, String)> {
+    [
+        (CellStatus::NotVisited, "not visited", predicted),
+        (CellStatus::Skipped, "skipped", 0),
+        (CellStatus::Failed, "failed", 0),
+        (CellStatus::Implausible, "implausible", 0),
+    ]
+    .into_iter()
+    .filter_map(|(status, name, other)| {
+        let cells = slice.gbps.iter().zip(&slice.status);
+        let count = cells.filter(|(rate, is)| unmeasured(**rate, **is) == Some(status)).count();
+        (count > other).then(|| (status, format!("{name} ({})", count - other)))
+    })
+    .collect()
+}
+
+fn summary(slice: &Slice<'_>, sorted: &[f64], predicted: usize) -> String {
+    let missing = slice.gbps.len() - sorted.len() - predicted;
+    let mut text = format!("{} measured, ", sorted.len());
+    if predicted > 0 {
+        text.push_str(&format!("{predicted} predicted, "));
     }
-    let at = |q: f64| number(quantile_sorted(sorted, q));
-    format!(
-        "{} measured, {missing} not measured · min {} · p10 {} · median {} · p90 {} · max {} \
-         GB/s",
-        sorted.len(),
-        at(0.0),
-        at(0.1),
-        at(0.5),
-        at(0.9),
-        at(1.0)
-    )
+    text.push_str(&format!("{missing} not measured"));
+    if !sorted.is_empty() {
+        let at = |q: f64| number(quantile_sorted(sorted, q));
+        text.push_str(&format!(
+            "{} · min {} · p10 {} · median {} · p90 {} · max {} GB/s",
+            if predicted > 0 { " · of those measured" } else { "" },
+            at(0.0),
+            at(0.1),
+            at(0.5),
+            at(0.9),
+            at(1.0)
+        ));
+    }
+    text
 }
 
 /// A drawn picture and where its parts lie.
@@ -579,13 +649,19 @@ struct Picture {
     bar: (usize, usize, usize),
 }
 
+/// What the hatch means, in the legend.
+const HATCHED: &str = "hatched = predicted, not measured";
+
 const BAR_HEIGHT: usize = 14;
 const TICK: usize = 4;
 
 impl Picture {
     fn draw(slice: &Slice<'_>, style: &Style) -> Self {
+        // Sorted as far as anything here looks at it.
         let mut sorted: Vec<f64> = slice.measured().collect();
-        sorted.sort_unstable_by(f64::total_cmp);
+        let cut = sorted.len().saturating_sub(1).div_ceil(50);
+        let ends = [cut, sorted.len().saturating_sub(1 + cut)];
+        settle(&mut sorted, &[0.0, 0.1, 0.5, 0.9, 1.0], &ends);
         let scale = Scale::new(&sorted);
         let track = |axis: &Axis| {
             let nothing = Axis::new(axis.name, Vec::new(), Vec::new());
@@ -603,27 +679,18 @@ impl Picture {
         let room = width - 2 * MARGIN;
         let title = wrap(&title(slice), room / TITLE_GLYPH);
         let subtitle = wrap(&subtitle(slice, &rows, &columns), room / GLYPH);
-        let mut below = wrap(&summary(slice, &sorted), room / GLYPH);
+        let sampled = Sampled::of(slice).filter(|sampled| sampled.predicted > 0);
+        let predicted_cells = sampled.map_or(0, |sampled| sampled.predicted);
+        let mut below = wrap(&summary(slice, &sorted, predicted_cells), room / GLYPH);
         below.extend(style.note.iter().flat_map(|note| wrap(note, room / GLYPH)));
-        let states: Vec<(CellStatus, String)> = [
-            (CellStatus::NotVisited, "not visited"),
-            (CellStatus::Skipped, "skipped"),
-            (CellStatus::Failed, "failed"),
-            (CellStatus::Implausible, "implausible"),
-        ]
-        .into_iter()
-        .filter_map(|(status, name)| {
-            let cells = slice.gbps.iter().zip(&slice.status);
-            let count = cells.filter(|(rate, is)| unmeasured(**rate, **is) == Some(status)).count();
-            (count > 0).then(|| (status, format!("{name} ({count})")))
-        })
-        .collect();
+        let states = states(slice, predicted_cells);
 
         let top = MARGIN + (title.len() + subtitle.len()) * LEADING + LEADING + TICK + 4;
         let axes = top + rows.length.max(LEADING) + TICK + 2 + 2 * LEADING + 4;
         let bar_height = if scale.is_some() { BAR_HEIGHT + TICK + LEADING + 6 } else { 0 };
         let legend = axes + bar_height;
-        let legend_height = if states.is_empty() { 0 } else { LEADING + 4 };
+        let hatch = legend + if states.is_empty() { 0 } else { LEADING + 4 };
+        let legend_height = hatch - legend + if sampled.is_some() { LEADING + 4 } else { 0 };
         let height = legend + legend_height + below.len() * LEADING + MARGIN;
 
         let pixels_per_level = if room >= 2 * LEVELS + 100 { 2 } else { 1 };
@@ -655,6 +722,20 @@ impl Picture {
                 .fill(x + 1, legend + 1, (LINE - 2, LINE - 2), |x, y| pattern(*status, x, y));
             picture.canvas.text(x + LINE + 4, legend, text, &FONT_6X13, BLACK);
             x += LINE + 4 + text_width(text) + 16;
+        }
+        if let Some(Sampled { measured, predicted, error }) = sampled {
+            let ink = Ink(u8::try_from(LEVELS / 2).unwrap_or(u8::MAX));
+            let hatch_ink = contrast(style.palette, ink);
+            let canvas = &mut picture.canvas;
+            canvas.fill(MARGIN, hatch, (LINE, LINE), |_, _| DARK);
+            canvas.fill(MARGIN + 1, hatch + 1, (LINE - 2, LINE - 2), |x, y| {
+                if is_hatched(x, y) { hatch_ink } else { ink }
+            });
+            let mut text = format!("{HATCHED} ({predicted} cells; {measured} measured)");
+            if error.is_finite() {
+                text.push_str(&format!(" · median error ±{:.1} %", 100.0 * error));
+            }
+            canvas.text(MARGIN + LINE + 4, hatch, &text, &FONT_6X13, BLACK);
         }
         y = legend + legend_height;
         for line in &below {
@@ -727,6 +808,8 @@ impl Picture {
     fn draw_cells(&mut self, slice: &Slice<'_>, palette: Palette, median: f64) {
         let Self { canvas, origin: (left, top), rows, columns, scale, .. } = self;
         let level = |rate: f64| scale.as_ref().map_or(WHITE, |scale| scale.level(rate));
+        let limits = Limits::new(scale.as_ref(), median);
+        let mut room = Vec::new();
         let size = (columns.cell, rows.cell);
         let longest = slice.measured().map(|rate| text_width(&number(rate)));
         // Only where a number could fit: formatting every rate of a large matrix costs more than
@@ -745,19 +828,28 @@ impl Picture {
                     slice,
                     members(rows, row, slice.rows.len()),
                     &members(columns, column, slice.columns.len()),
-                    median,
+                    limits,
+                    &mut room,
                 );
                 match cell {
                     Cell::Without(status) => canvas.fill(x, y, size, |x, y| pattern(status, x, y)),
-                    Cell::Rate(rate) => {
+                    Cell::Rate { rate, hatched } => {
                         let ink = level(rate);
-                        canvas.fill(x, y, size, |_, _| ink);
+                        let on_it = contrast(palette, ink);
+                        if hatched {
+                            let ink = |x, y| if is_hatched(x, y) { on_it } else { ink };
+                            canvas.fill(x, y, size, ink);
+                        } else {
+                            canvas.fill(x, y, size, |_, _| ink);
+                        }
                         if numbers {
-                            let [r, g, b] = palette.color(usize::from(ink.0)).map(u32::from);
-                            let dark = 299 * r + 587 * g + 114 * b < 128_000;
+                            let text = number(rate);
                             let (x, y) = (x + size.0 / 2, y + (size.1 - LINE) / 2);
-                            let ink = if dark { WHITE } else { BLACK };
-                            canvas.centered(x, y, &number(rate), ink);
+                            if hatched {
+                                let width = text_width(&text) + 2;
+                                canvas.fill(x - width / 2, y, (width, LINE), |_, _| ink);
+                            }
+                            canvas.centered(x, y, &text, on_it);
                         }
                     }
                 }
@@ -871,9 +963,8 @@ mod tests {
 
     /// The picture as decoded, and where its parts lie.
     fn drawn(matrix: &Matrix) -> (Decoded, Picture) {
-        let style = Style::default();
-        let slice = matrix.slice(0);
-        (decode(&render(&slice, &style).unwrap()), Picture::draw(&slice, &style))
+        let picture = Picture::draw(&matrix.slice(0), &Style::default());
+        (decode(&encode(&picture.canvas, Palette::Default).unwrap()), picture)
     }
 
     impl Picture {
@@ -1104,6 +1195,161 @@ mod tests {
         assert_eq!(slow, 0);
     }
 
+    /// A row and a column slower by a tenth and a cell by a fifth, in noise of 1 % (of normal shape,
+    /// as the sum of four even draws).
+    #[test]
+    fn single_slow_rows_columns_and_cells_of_a_large_map_are_seen() {
+        const SIDE: usize = 4096;
+        let mut state = 1_u64;
+        let mut noise = move || {
+            // A finaliser of splitmix64.
+            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let bytes = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB).to_be_bytes();
+            let sum: u32 = bytes[..4].iter().map(|byte| u32::from(*byte)).sum();
+            (f64::from(sum) - 510.0) / 255.0 * 3.0_f64.sqrt() * 0.01
+        };
+        let (rows, columns) = (axis("rank-0 cpu", 4096, None), axis("rank-1 cpu", 4096, None));
+        let sizes = vec![ByteSize::mib(8)];
+        let mut matrix = Matrix::new(Sweep::CorePair, "idle", sizes, rows, columns);
+        for ((_, row, column), rate) in matrix.gbps.indexed_iter_mut() {
+            let factor = match (row, column) {
+                (3333, 77) => 0.8,
+                (1000, _) | (_, 2001) => 0.9,
+                _ => 1.0,
+            };
+            *rate = 40.0 * factor * (1.0 + noise());
+        }
+        matrix.status.fill(CellStatus::Measured);
+        let (image, picture) = drawn(&matrix);
+        assert_eq!((picture.rows.group, picture.columns.group), (3, 3));
+        let pixel = |row: usize, column: usize| {
+            let (x, y) = picture.corner(row / 3, column / 3);
+            image.at(x, y)
+        };
+        let pixels = SIDE.div_ceil(3);
+        let rows =
+            (0..pixels).filter(|at| distance(pixel(1000, at * 3), pixel(1010, at * 3)) > 120);
+        assert!(rows.count() > pixels * 95 / 100);
+        let columns =
+            (0..pixels).filter(|at| distance(pixel(at * 3, 2001), pixel(at * 3, 2010)) > 120);
+        assert!(columns.count() > pixels * 95 / 100);
+        let around: Vec<(usize, usize)> = (3330 - 30..3330 + 30)
+            .step_by(3)
+            .flat_map(|row| (77 - 60..77 + 60).step_by(3).map(move |column| (row, column)))
+            .filter(|(row, column)| (row / 3, column / 3) != (1111, 25))
+            .collect();
+        let apart = around
+            .iter()
+            .filter(|(row, column)| distance(pixel(3333, 77), pixel(*row, *column)) > 120);
+        assert!(apart.count() > around.len() * 95 / 100);
+    }
+
+    #[test]
+    fn a_slow_cell_wins_against_a_faster_one_farther_from_the_median() {
+        let mut matrix = matrix(3300, 2, None, healthy);
+        matrix.gbps[[0, 0, 0]] = 40.0;
+        matrix.gbps[[0, 1, 0]] = 500.0;
+        matrix.gbps[[0, 4, 0]] = 500.0;
+        let (image, picture) = drawn(&matrix);
+        assert_eq!(picture.rows.group, 3);
+        let at = |row: usize| {
+            let (x, y) = picture.corner(row, 0);
+            image.at(x, y)
+        };
+        assert_eq!((at(0), at(1)), ([36, 1, 104], [245, 234, 92]));
+    }
+
+    /// Pixels of a rectangle of drawn cells that are black or white.
+    fn hatched(
+        image: &Decoded,
+        picture: &Picture,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> f64 {
+        let (left, top) = picture.corner(rows.start, columns.start);
+        let (right, bottom) = picture.corner(rows.end - 1, columns.end - 1);
+        let (right, bottom) = (right + picture.columns.cell, bottom + picture.rows.cell);
+        let pixels = (top..bottom).flat_map(|y| (left..right).map(move |x| (x, y)));
+        let (mut all, mut found) = (0.0, 0.0);
+        for (x, y) in pixels {
+            all += 1.0;
+            found += f64::from(u8::from([[0; 3], [255; 3]].contains(&image.at(x, y))));
+        }
+        found / all
+    }
+
+    /// Cells of 60 pixels, of 2, of 1, and several in a drawn one: the left half measured.
+    #[test]
+    fn predicted_cells_are_hatched_at_every_scale() {
+        for (side, width) in [(8_u32, 8_u32), (640, 640), (700, 700), (3300, 60)] {
+            let mut matrix = crate::output::predicted::tests::sampled(side, width, 1);
+            let half = usize::try_from(width).unwrap() / 2;
+            let prediction = matrix.predicted.as_mut().unwrap();
+            for ((size, row, column), rate) in matrix.gbps.indexed_iter_mut() {
+                if column >= half {
+                    let at = [size, row, column];
+                    prediction.gbps[at] = 40.5;
+                    prediction.error[at] = 0.03;
+                    *rate = f64::NAN;
+                    matrix.status[at] = CellStatus::NotVisited;
+                }
+            }
+            let (image, picture) = drawn(&matrix);
+            let (rows, columns) = (picture.rows.starts.len(), picture.columns.starts.len());
+            let middle = columns / 2;
+            let left = hatched(&image, &picture, 0..rows, 0..middle);
+            let right = hatched(&image, &picture, 0..rows, middle + 1..columns);
+            if side > 8 {
+                assert!(left < 1e-9, "{side}: {left}");
+                assert!((right - 0.2).abs() < 0.02, "{side}: {right}");
+            } else {
+                // The numbers in the cells are black or white, too.
+                assert!(left < 0.1 && right > 0.15, "{side}: {left} {right}");
+            }
+            // A rate that was measured among predicted ones stays to be seen, and a slow one is never
+            // covered by the hatch.
+            let (row, column) = (half, half + half / 2);
+            matrix.gbps[[0, row, column]] = 20.0;
+            matrix.status[[0, row, column]] = CellStatus::Measured;
+            let (image, picture) = drawn(&matrix);
+            let (x, y) = picture.corner(row / picture.rows.group, column / picture.columns.group);
+            assert_eq!(image.at(x, y), [36, 1, 104], "{side}");
+        }
+    }
+
+    #[test]
+    fn several_cells_on_a_pixel_are_hatched_by_majority() {
+        // Of 3 cells one above the other 2 or 1 are predicted, none, 3 in eight of nine columns.
+        for (stride, share) in [(2, 0.1), (1, 0.0), (9, 0.178)] {
+            let matrix = crate::output::predicted::tests::sampled(3303, 99, stride);
+            let (image, picture) = drawn(&matrix);
+            assert_eq!((picture.rows.group, picture.columns.group), (3, 1));
+            let rows = picture.rows.starts.len();
+            let found = hatched(&image, &picture, 0..rows, 0..99);
+            assert!((found - share).abs() < 0.02, "{stride}: {found}");
+        }
+    }
+
+    #[test]
+    fn the_legend_tells_what_a_hatch_means() {
+        let matrix = crate::output::predicted::tests::sampled(12, 12, 4);
+        let mut without = matrix.clone();
+        without.predicted = None;
+        let heights = [&matrix, &without].map(|matrix| drawn(matrix).0.height);
+        // A line for the hatch instead of one for cells that were not visited.
+        assert_eq!(heights[0], heights[1]);
+        let sorted: Vec<f64> = vec![1.0; 36];
+        assert!(
+            summary(&matrix.slice(0), &sorted, 108).starts_with(
+                "36 measured, 108 predicted, 0 not measured · of those measured · min"
+            )
+        );
+        assert!(states(&matrix.slice(0), 108).is_empty());
+        assert_eq!(states(&matrix.slice(0), 0)[0].1, "not visited (108)");
+        assert_eq!(HATCHED, "hatched = predicted, not measured");
+    }
+
     #[test]
     fn degenerate_matrices_have_a_picture() {
         let nan = |_: usize, _: usize| f64::NAN;
@@ -1163,7 +1409,7 @@ mod tests {
         });
         let sorted: Vec<f64> = (1..=11).map(f64::from).collect();
         assert_eq!(
-            summary(&matrix.slice(0), &sorted),
+            summary(&matrix.slice(0), &sorted, 0),
             "11 measured, 1 not measured · min 1.000 · p10 2.000 · median 6.000 · p90 10.00 \
              · max 11.00 GB/s"
         );

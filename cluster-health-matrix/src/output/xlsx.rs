@@ -4,11 +4,15 @@
 //! | sheet | content |
 //! |---|---|
 //! | `H2D_16MiB`, `PAIR_8MiB`, `H2D_16MiB_cpu2` … | A1 title, row 1 from B the column ids, column A the CPUs, body decimal GB/s under a live colour scale; empty = not measured |
-//! | `Summary` | count, min, p10, median, p90, max: over all cells, per column, per NUMA node |
+//! | `Summary` | count, min, p10, median, p90, max of the measured cells, over all cells, per column, per NUMA node; how many others are predicted, and the measured share |
 //! | tables | a header row and the rows |
 //!
+//! The cells that a sampled sweep predicts are in italic grey, and A1 says so; no line of `Summary` has
+//! them in its rates.
+//!
 //! Excel holds 1,048,576 rows, 16,384 columns, 32,767 characters in a cell and 31 in a sheet name.
-//! What is longer is split over sheets or cut, and a note says so.
+//! What is longer is split over sheets or cut, and a note says so. So it does when a matrix is left out
+//! because the workbook would have more than 4,000,000 rates; `Summary` has that matrix, too.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -22,13 +26,20 @@ use rust_xlsxwriter::{
 
 use crate::error::{Error, Result};
 use crate::matrix::{Matrix, Slice};
+use crate::output::predicted::predicted;
 use crate::samples::Sweep;
-use crate::stats::quantile_sorted;
+use crate::stats::quantiles;
 
 const MAX_ROWS: usize = 1_048_576;
 const MAX_COLUMNS: usize = 16_384;
 const MAX_TEXT: usize = 32_767;
 const MAX_NAME: usize = 31;
+/// Most rates of a workbook: above, programs take minutes to open it.
+const MOST_CELLS: usize = 4_000_000;
+/// The digits of rates are noise: what a higher level saves of them takes longer than everything else.
+const COMPRESSION: u8 = 2;
+/// Font of predicted rates: sRGB.
+const GREY: u32 = 0x59_59_59;
 
 /// What goes into a workbook.
 #[derive(Debug, Clone, Default)]
@@ -121,10 +132,14 @@ impl<T: Into<Self>> From<Option<T>> for Value {
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: &Path, book: &Workbook<'_>) -> Result<Vec<String>> {
+    write_at_most(path, book, MOST_CELLS)
+}
+
+fn write_at_most(path: &Path, book: &Workbook<'_>, most_cells: usize) -> Result<Vec<String>> {
     let file = File::create(path).map_err(|error| Error::io("writing", path, error))?;
     let failed = |message: String| Error::output(path.display().to_string(), message);
     // The writer panics instead of returning an error when a temporary file cannot be written.
-    catch_unwind(AssertUnwindSafe(|| Writer::new(path)?.write(file, book)))
+    catch_unwind(AssertUnwindSafe(|| Writer::new(path, most_cells)?.write(file, book)))
         .map_err(|_| failed("a temporary file beside it could not be written".to_owned()))?
         .map_err(|error| failed(error.to_string()))
 }
@@ -146,11 +161,15 @@ struct Writer {
     notes: Vec<String>,
     title: Format,
     rate: Format,
+    predicted: Format,
+    /// How many rates more the workbook takes.
+    room: usize,
 }
 
 impl Writer {
-    fn new(path: &Path) -> Result<Self, XlsxError> {
+    fn new(path: &Path, room: usize) -> Result<Self, XlsxError> {
         let mut file = ExcelFile::new();
+        file.set_zip_compression_level(COMPRESSION);
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         file.set_tempdir(folder.unwrap_or(Path::new(".")))?;
         Ok(Self {
@@ -159,6 +178,8 @@ impl Writer {
             notes: Vec::new(),
             title: Format::new().set_bold(),
             rate: Format::new().set_num_format("0.000"),
+            predicted: Format::new().set_num_format("0.000").set_italic().set_font_color(GREY),
+            room,
         })
     }
 
@@ -191,6 +212,17 @@ impl Writer {
     fn heat(&mut self, slice: &Slice<'_>) -> Result<(), XlsxError> {
         let title = title(slice);
         let wanted = heat_name(slice);
+        let cells = slice.gbps.len();
+        let Some(room) = self.room.checked_sub(cells) else {
+            self.notes.push(format!(
+                "{wanted}: left out, its {cells} cells are more than the {} that the workbook still \
+                 takes; {stem}.csv and {stem}.npy have them",
+                self.room,
+                stem = slice.stem()
+            ));
+            return Ok(());
+        };
+        self.room = room;
         let (height, width) = (MAX_ROWS - 1, MAX_COLUMNS - 1);
         let parts =
             slice.rows.len().div_ceil(height).max(1) * slice.columns.len().div_ceil(width).max(1);
@@ -234,6 +266,7 @@ impl Writer {
         columns: std::ops::Range<usize>,
     ) -> Result<(), XlsxError> {
         let (bold, rate) = (self.title.clone(), self.rate.clone());
+        let grey = self.predicted.clone();
         let sheet = self.sheet(name)?;
         let (last_row, last_column) = (row(rows.len())?, column(columns.len())?);
         sheet.write_string_with_format(0, 0, title, &bold)?;
@@ -252,6 +285,8 @@ impl Writer {
                 let value = slice.gbps[[line, cell]];
                 if value.is_finite() {
                     sheet.write_number_with_format(at, column(index + 1)?, value, &rate)?;
+                } else if let Some((value, _)) = predicted(slice, line, cell) {
+                    sheet.write_number_with_format(at, column(index + 1)?, value, &grey)?;
                 }
             }
         }
@@ -473,12 +508,29 @@ fn title(slice: &Slice<'_>) -> String {
         title.push_str(", pageable");
     }
     title.push(')');
+    if slice.predicted.is_some() {
+        title.push_str("; italic grey = predicted, not measured");
+    }
     title
 }
 
-const SUMMARY: [&str; 14] = [
-    "sweep", "size", "bytes", "load", "memory", "over", "id", "cells", "count", "min", "p10",
-    "median", "p90", "max",
+const SUMMARY: [&str; 16] = [
+    "sweep",
+    "size",
+    "bytes",
+    "load",
+    "memory",
+    "over",
+    "id",
+    "cells",
+    "count",
+    "min",
+    "p10",
+    "median",
+    "p90",
+    "max",
+    "predicted",
+    "measured_share",
 ];
 
 /// Distribution of the measured cells (decimal GB/s, type-7 quantiles): over all cells, per
@@ -486,12 +538,15 @@ const SUMMARY: [&str; 14] = [
 fn summary(slices: &mut dyn Iterator<Item = Slice<'_>>) -> Table {
     let mut rows = Vec::new();
     for slice in slices {
-        let mut add = |over: &str, id: Value, rates: &mut dyn Iterator<Item = f64>| {
-            rows.push(summary_row(&slice, over, id, rates));
+        let (all_rows, all_columns) = (slice.rows.len(), slice.columns.len());
+        let mut add = |over: &str, id: Value, cells: &mut dyn Iterator<Item = (usize, usize)>| {
+            rows.push(summary_row(&slice, over, id, cells));
         };
-        add("all", Value::Empty, &mut slice.gbps.iter().copied());
-        for (id, column) in slice.columns.ids.iter().zip(slice.gbps.columns()) {
-            add(slice.columns.name, (*id).into(), &mut column.iter().copied());
+        let in_row = |row: usize| (0..all_columns).map(move |column| (row, column));
+        let in_column = |column: usize| (0..all_rows).map(move |row| (row, column));
+        add("all", Value::Empty, &mut (0..all_rows).flat_map(in_row));
+        for (column, id) in slice.columns.ids.iter().enumerate() {
+            add(slice.columns.name, (*id).into(), &mut in_column(column));
         }
         let by_node = |nodes: &[Option<u32>]| {
             let mut groups = BTreeMap::<_, Vec<usize>>::new();
@@ -503,13 +558,13 @@ fn summary(slices: &mut dyn Iterator<Item = Slice<'_>>) -> Table {
             groups
         };
         for (node, members) in by_node(&slice.rows.nodes) {
-            let mut rates = members.iter().flat_map(|row| slice.gbps.row(*row).to_vec());
-            add(&format!("NUMA node of {}", slice.rows.name), node.into(), &mut rates);
+            let mut cells = members.into_iter().flat_map(in_row);
+            add(&format!("NUMA node of {}", slice.rows.name), node.into(), &mut cells);
         }
         if slice.sweep.is_pair() {
             for (node, members) in by_node(&slice.columns.nodes) {
-                let mut rates = members.iter().flat_map(|at| slice.gbps.column(*at).to_vec());
-                add(&format!("NUMA node of {}", slice.columns.name), node.into(), &mut rates);
+                let mut cells = members.into_iter().flat_map(in_column);
+                add(&format!("NUMA node of {}", slice.columns.name), node.into(), &mut cells);
             }
         }
     }
@@ -520,14 +575,21 @@ fn summary_row(
     slice: &Slice<'_>,
     over: &str,
     id: Value,
-    rates: &mut dyn Iterator<Item = f64>,
+    cells: &mut dyn Iterator<Item = (usize, usize)>,
 ) -> Vec<Value> {
-    let mut cells = 0_usize;
-    let mut sorted: Vec<f64> =
-        rates.inspect(|_| cells += 1).filter(|rate| rate.is_finite()).collect();
-    sorted.sort_unstable_by(f64::total_cmp);
+    let (mut all, mut not_measured) = (0_usize, 0_usize);
+    let mut rates = Vec::new();
+    for (row, column) in cells {
+        all += 1;
+        let rate = slice.gbps[[row, column]];
+        if rate.is_finite() {
+            rates.push(rate);
+        } else {
+            not_measured += usize::from(predicted(slice, row, column).is_some());
+        }
+    }
     #[allow(clippy::cast_precision_loss, reason = "counts and sizes stay far below 2^53")]
-    let count = |count: usize| Value::Number(count as f64);
+    let number = |count: usize| count as f64;
     #[allow(clippy::cast_precision_loss, reason = "counts and sizes stay far below 2^53")]
     let bytes = Value::Number(slice.bytes.bytes() as f64);
     let mut row = vec![
@@ -538,10 +600,11 @@ fn summary_row(
         if slice.memory.is_pageable() { "pageable".into() } else { Value::Empty },
         over.into(),
         id,
-        count(cells),
-        count(sorted.len()),
+        number(all).into(),
+        number(rates.len()).into(),
     ];
-    row.extend([0.0, 0.1, 0.5, 0.9, 1.0].map(|q| quantile_sorted(&sorted, q).into()));
+    row.extend(quantiles(&mut rates, [0.0, 0.1, 0.5, 0.9, 1.0]).map(Value::from));
+    row.extend([number(not_measured), number(rates.len()) / number(all)].map(Value::from));
     row
 }
 
@@ -697,8 +760,22 @@ print(json.dumps({'names': book.sheetnames, 'sheets': sheets, 'freeze': heat.fre
         assert_eq!(
             summary[1],
             serde_json::json!([
-                "H2D", "16MiB", 16_777_216, "idle", null, "all", null, 12, 11, 42.125, 42.625,
-                50.125, 52, 52.125
+                "H2D",
+                "16MiB",
+                16_777_216,
+                "idle",
+                null,
+                "all",
+                null,
+                12,
+                11,
+                42.125,
+                42.625,
+                50.125,
+                52,
+                52.125,
+                0,
+                11.0 / 12.0
             ])
         );
         // Device 0: 50 50.5 52: p10 at 0.2, p90 at 1.8.
@@ -706,7 +783,7 @@ print(json.dumps({'names': book.sheetnames, 'sheets': sheets, 'freeze': heat.fre
             summary[3],
             serde_json::json!([
                 "H2D", "16MiB", 16_777_216, "idle", null, "device", 0, 4, 3, 50, 50.1, 50.5, 51.7,
-                52
+                52, 0, 0.75
             ])
         );
         // Node 1: 43.125 44.125 51.125 52 52.125.
@@ -726,12 +803,49 @@ print(json.dumps({'names': book.sheetnames, 'sheets': sheets, 'freeze': heat.fre
                 43.525,
                 51.125,
                 52.075,
-                52.125
+                52.125,
+                0,
+                5.0 / 6.0
             ])
         );
         // Columns 2 and 7 of the pairs lie on node 3.
         let node = &summary[1 + 12 + 12 + 6].as_array().unwrap()[5..9];
         assert_eq!(serde_json::json!(node), serde_json::json!(["NUMA node of device", 3, 8, 8]));
+    }
+
+    #[test]
+    fn predicted_cells_are_marked_and_in_no_rate_of_the_summary() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sampled.xlsx");
+        let matrix = crate::output::predicted::tests::sampled(6, 6, 4);
+        write(&path, &Workbook::new(vec![&matrix], vec![])).unwrap();
+        let Some(read) = openpyxl(
+            "book = openpyxl.load_workbook(sys.argv[1])
+heat = book['PAIR_8MiB']
+cells = [c for row in heat.iter_rows(min_row=2, min_col=2) for c in row]
+grey = [c for c in cells if c.font.i and c.font.color.rgb == 'FF595959']
+plain = [c for c in cells if not c.font.i]
+summary = list(book['Summary'].iter_rows(values_only=True))
+print(json.dumps({'title': heat['A1'].value, 'grey': [len(grey), grey[0].coordinate, grey[0].value],
+ 'plain': [len(plain), plain[0].coordinate, plain[0].value], 'formats': sorted({c.number_format for c in cells}),
+ 'all': summary[1][7:], 'column': summary[2][7:9] + summary[2][14:]}))",
+            &[&path],
+        ) else {
+            return;
+        };
+        assert_eq!(
+            read["title"],
+            "rank-0 CPU x rank-1 CPU all_gather GB/s per rank (8MiB); italic grey = predicted, not \
+             measured"
+        );
+        assert_eq!(read["grey"], serde_json::json!([27, "C2", 39.125]));
+        assert_eq!(read["plain"], serde_json::json!([9, "B2", 40]));
+        assert_eq!(read["formats"], serde_json::json!(["0.000"]));
+        // Every fourth of a cycle of ten from 40 by 0.125: 40, 40.5, 41, 40.25, 40.75 and the first four
+        // again; p10 is position 0.8 of the sorted ones, p90 7.2.
+        assert_eq!(read["all"], serde_json::json!([36, 9, 40, 40, 40.5, 41, 41, 27, 0.25]));
+        // Rows of six: of the first column rows 0, 2 and 4 are measured.
+        assert_eq!(read["column"], serde_json::json!([6, 3, 3, 0.5]));
     }
 
     /// Field case F19: more rows than a sheet holds, a text longer than a cell holds, a name
@@ -834,6 +948,31 @@ print(json.dumps([list(list(book[n].iter_rows(values_only=True))[0][-1:]) for n 
             &[&path],
         ) {
             assert_eq!(read, serde_json::json!([[16_382], [19_999]]));
+        }
+    }
+
+    #[test]
+    fn a_matrix_too_large_for_a_workbook_is_left_out_with_a_note() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("small.xlsx");
+        let (mut large, small) = (h2d(), crate::output::predicted::tests::sampled(2, 2, 1));
+        large.load = "cpu:2".to_owned();
+        // Two sizes of 12 cells, then 4: the second size does not fit.
+        let notes = write_at_most(&path, &Workbook::new(vec![&large, &small], vec![]), 17).unwrap();
+        assert_eq!(
+            notes,
+            ["H2D_64MiB_cpu2: left out, its 12 cells are more than the 5 that the workbook still \
+              takes; h2d-64MiB-cpu2.csv and h2d-64MiB-cpu2.npy have them"]
+        );
+        if let Some(read) = openpyxl(
+            "book = openpyxl.load_workbook(sys.argv[1])
+print(json.dumps([book.sheetnames, [r[0].value for r in book['Notes']], len(list(book['Summary']))]))",
+            &[&path],
+        ) {
+            assert_eq!(read[0], serde_json::json!(["H2D_16MiB_cpu2", "PAIR_8MiB", "Summary", "Notes"]));
+            assert_eq!(read[1][1], notes[0]);
+            // The matrix that was left out is in the summary: 6 lines of each size, 3 of the pairs.
+            assert_eq!(read[2], 1 + 6 + 6 + 3);
         }
     }
 
