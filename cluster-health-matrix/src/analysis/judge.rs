@@ -122,23 +122,6 @@ pub(crate) fn confirmed(
         let mut by_size: Vec<Option<Estimate>> =
             views().map(|view| view?.estimate(&suspect.shape)).collect();
         reconcile(table, &mut by_size);
-        if std::env::var_os("CH_DBG").is_some() {
-            let th = fits
-                .get(suspect.size)
-                .and_then(|f| f.as_ref())
-                .map(|f| thresholds_of(table, f, &suspect.shape, min_effect));
-            eprintln!(
-                "DBG {} eff {:.4} th {:?} {:?}",
-                name(table, &suspect.shape).chars().take(90).collect::<String>(),
-                suspect.effect,
-                th,
-                by_size
-                    .iter()
-                    .flatten()
-                    .map(|e| (e.effect, e.noise, e.se, e.seen, e.of, e.unsettled))
-                    .collect::<Vec<_>>()
-            );
-        }
         let thresholds = |size: usize| {
             let Some(Some(fit)) = fits.get(size) else { return (f64::INFINITY, f64::INFINITY) };
             thresholds_of(table, fit, &suspect.shape, min_effect)
