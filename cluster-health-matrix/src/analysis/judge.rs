@@ -1,10 +1,10 @@
 //! From suspicions and the visits that confirmed them to findings.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use cluster_health_core::ByteSize;
 
-use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
+use super::confirm::{Estimate, ROUNDS, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates, names, sorted};
 use super::fit::{self, Fit};
 use super::suspect::{
@@ -17,6 +17,9 @@ use crate::student::holm;
 /// Family-wise error of all structural findings of a run.
 const FAMILY_WISE_ERROR: f64 = 0.001;
 
+/// Rectangles of so many cells, and nodes of so many CPUs, are looked at one by one when they are not confirmed.
+const MOST_CELLS: usize = 16;
+
 /// A confirmed shape.
 #[derive(Debug, Clone)]
 struct Confirmed {
@@ -27,6 +30,9 @@ struct Confirmed {
     size: usize,
     threshold: f64,
 }
+
+/// Logarithm of the odds at which a size contradicts a member.
+const CONTRADICTS: f64 = -5.0;
 
 /// Gives a rectangle the rows and columns that its effect, as the confirming visits saw it, explains
 /// better than chance in the blocks of all sizes. A single cell stays one.
@@ -51,9 +57,7 @@ fn refine(
     }
     // Logarithm of how much more likely a line is a member than none.
     let evidence = |axis: usize, line: usize, across: &[usize]| -> f64 {
-        known
-            .iter()
-            .map(|(rest, effect)| {
+        let by_size = known.iter().map(|(rest, effect)| {
                 let cells = across
                     .iter()
                     .map(|&at| if axis == 0 { rest.at(line, at) } else { rest.at(at, line) });
@@ -64,8 +68,9 @@ fn refine(
                     .map(|value| value.clamp(-limit, limit))
                     .map(|value| effect * (value - effect / 2.0) / (rest.se * rest.se))
                     .sum::<f64>()
-            })
-            .sum()
+            });
+        // What one size contradicts was a disturbance at the other.
+        by_size.fold(0.0, |sum, one| if one < CONTRADICTS { f64::NEG_INFINITY } else { sum + one })
     };
     for _ in 0..2 {
         for axis in [0, 1] {
@@ -96,12 +101,13 @@ pub(crate) fn confirmed(
     let mut unvisited = Vec::new();
     let rests: Vec<Option<Residuals>> =
         fits.iter().map(|fit| Some(residuals(table, fit.as_ref()?))).collect();
-    for suspect in suspects {
+    let mut left: VecDeque<Suspect> = suspects.iter().cloned().collect();
+    while let Some(mut suspect) = left.pop_front() {
         let views = || {
             fits.iter()
                 .map(|fit| Some(SizeView { table, fit: fit.as_ref()?, min_effect, suspects }))
         };
-        let mut suspect = suspect.clone();
+        let whole = suspect.shape.clone();
         // What only chance had added to a rectangle shows nothing now.
         if let Some(view) = views().nth(suspect.size).flatten() {
             view.prune(&mut suspect.shape);
@@ -110,6 +116,20 @@ pub(crate) fn confirmed(
             let effects: Vec<Option<Estimate>> =
                 views().map(|view| view?.estimate(&suspect.shape)).collect();
             refine(&mut suspect.shape, table.shape(), &rests, &effects);
+            if let Some(view) = views().nth(suspect.size).flatten() {
+                view.prune(&mut suspect.shape);
+            }
+            // Slow cells that are no part of it may be slow on their own.
+            if let (Shape::Block { rows, cols }, Some(Some(rest))) = (&whole, rests.get(suspect.size)) {
+                let least = min_effect.max(4.0 * rest.se);
+                for (&row, &col) in rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col))) {
+                    if rest.at(row, col) > least && !suspect.shape.has(table, row, col) {
+                        let shape = Shape::Block { rows: vec![row], cols: vec![col] };
+                        let effect = rest.at(row, col);
+                        left.push_back(Suspect { shape, effect, size: suspect.size });
+                    }
+                }
+            }
         }
         if tested.iter().any(|(_, other)| other.shape == suspect.shape) {
             continue;
@@ -139,10 +159,19 @@ pub(crate) fn confirmed(
             .get(suspect.size)
             .and_then(Option::as_ref)
             .is_some_and(|fit| came_with_time(table, fit, &suspect.shape, suspect.effect));
+        if std::env::var_os("JDBG").is_some() {
+            eprintln!("DBG {:?} eff {:.4} size {} step {is_step} needs {:?}", suspect.shape, suspect.effect, suspect.size, thresholds(suspect.size));
+            for e in &by_size { eprintln!("    {e:?}"); }
+        }
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
-            unvisited.push(suspect.clone());
+            if suspects.contains(&suspect) {
+                unvisited.push(suspect);
+            }
             continue;
         };
+        if std::env::var_os("JDBG").is_some() {
+            for (i, e) in by_size.iter().enumerate() { if let Some(e) = e { let (a,b)=thresholds(i); eprintln!("DBGX {} {} {} {} {} -> {}", !e.unsettled, e.effect > a, e.effect-2.0*e.noise > b, e.seen, needed(e.of), shows(i)); } }
+        }
         let size = (0..by_size.len()).rev().find(|&size| !is_step && shows(size));
         // Once it is sure at one size, the largest one at which it is no trifle is reported.
         let size = size.map(|size| {
@@ -159,6 +188,23 @@ pub(crate) fn confirmed(
         // Every size is a try of its own.
         let p = (p * by_size.iter().flatten().count() as f64).min(1.0);
         let Some(size) = size else {
+            // Few CPUs or cells of it may be slow, for which it is not.
+            if let Shape::Lines { axis, members, node: Some(_) } = &suspect.shape
+                && members.len() <= MOST_CELLS
+            {
+                for &member in members {
+                    let shape = Shape::Lines { axis: *axis, members: vec![member], node: None };
+                    left.push_back(Suspect { shape, ..suspect.clone() });
+                }
+            }
+            if let Shape::Block { rows, cols } = &suspect.shape
+                && (2..=MOST_CELLS).contains(&(rows.len() * cols.len()))
+            {
+                for (&row, &col) in rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col))) {
+                    let shape = Shape::Block { rows: vec![row], cols: vec![col] };
+                    left.push_back(Suspect { shape, ..suspect.clone() });
+                }
+            }
             // It was tested, and counts among the candidates.
             let confirmed = Confirmed {
                 shape: suspect.shape.clone(),
@@ -172,6 +218,11 @@ pub(crate) fn confirmed(
         let (threshold, _) = thresholds(size);
         tested.push((p, Confirmed { shape: suspect.shape.clone(), by_size, size, threshold }));
     }
+    if std::env::var_os("JDBG").is_some() {
+        for (p, c) in &tested { eprintln!("DBGP {p:e} {:?} size {} thr {}", c.shape, c.size, c.threshold); }
+        for s in suspects { eprintln!("DBGS {:?} {:.4} size {}", s.shape, s.effect, s.size); }
+        for f in fits.iter().flatten() { eprintln!("DBGT {:?} sd {:.4} visit {:.4} cuts {:?}", f.steps, f.point_sd, f.visit_sd, f.cuts); }
+    }
     let passed = holm(&tested.iter().map(|(p, _)| *p).collect::<Vec<f64>>(), FAMILY_WISE_ERROR);
     let mut found: Vec<Confirmed> = tested
         .into_iter()
@@ -179,6 +230,7 @@ pub(crate) fn confirmed(
         .filter(|((_, confirmed), passed)| *passed && confirmed.threshold.is_finite())
         .map(|((_, confirmed), _)| confirmed)
         .collect();
+    absorb(&mut found);
     let shapes: Vec<Shape> = found.iter().map(|confirmed| confirmed.shape.clone()).collect();
     found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
     found.sort_by_key(|confirmed| order(&confirmed.shape));
@@ -272,7 +324,7 @@ fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool 
 
 /// Visits that must show the effect.
 fn needed(of: usize) -> usize {
-    if of >= 6 { ROUNDS_SEEN } else { of.max(2) }
+    if of >= ROUNDS { ROUNDS_SEEN } else { of.max(2) }
 }
 
 /// What an effect must exceed, and what the lower end of its interval must: the smallest effect that
@@ -286,15 +338,16 @@ fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f
                 let threshold = min_effect.max(2.8 * levels.spread / cores);
                 (threshold, min_effect.max(HEALTHY_RANGE * levels.spread / cores))
             } else {
-                (levels.threshold, min_effect.max(HEALTHY_RANGE * levels.spread))
+                (levels.threshold, min_effect.max(HEALTHY_RANGE * levels.spread * levels.uncertain()))
             }
         }
         Shape::Block { .. } | Shape::Class(_) => (min_effect, min_effect),
     }
 }
 
-/// Healthy lines are within so many standard deviations of their spread.
-const HEALTHY_RANGE: f64 = 3.0;
+/// Healthy lines are within so many standard deviations of their spread: 2 of a normal distribution
+/// that is cut there, whose own standard deviation is 0.88 of it.
+const HEALTHY_RANGE: f64 = 2.3;
 
 /// True for a rectangle inside another one.
 fn is_part(shape: &Shape, of: &Shape) -> bool {
@@ -304,6 +357,42 @@ fn is_part(shape: &Shape, of: &Shape) -> bool {
     };
     let inside = |few: &[usize], all: &[usize]| few.iter().all(|at| all.binary_search(at).is_ok());
     shape != of && inside(rows, of_rows) && inside(cols, of_cols)
+}
+
+/// Single cells that are confirmed on their own in each column of a rectangle are a row of it, and the
+/// other way round.
+fn absorb(found: &mut Vec<Confirmed>) {
+    let cell = |confirmed: &Confirmed| match &confirmed.shape {
+        Shape::Block { rows, cols } if rows.len() * cols.len() == 1 => Some((rows[0], cols[0])),
+        _ => None,
+    };
+    let cells: BTreeSet<(usize, usize)> = found.iter().filter_map(cell).collect();
+    let mut absorbed = BTreeSet::new();
+    for confirmed in found.iter_mut() {
+        let Shape::Block { rows, cols } = &mut confirmed.shape else { continue };
+        if rows.len() * cols.len() == 1 {
+            continue;
+        }
+        let new_rows: BTreeSet<usize> = cells
+            .iter()
+            .map(|&(row, _)| row)
+            .filter(|row| cols.iter().all(|&col| cells.contains(&(*row, col))))
+            .collect();
+        absorbed.extend(new_rows.iter().flat_map(|&row| cols.iter().map(move |&col| (row, col))));
+        let new_cols: BTreeSet<usize> = cells
+            .iter()
+            .map(|&(_, col)| col)
+            .filter(|col| rows.iter().all(|&row| cells.contains(&(row, *col))))
+            .collect();
+        absorbed.extend(new_cols.iter().flat_map(|&col| rows.iter().map(move |&row| (row, col))));
+        rows.extend(new_rows);
+        cols.extend(new_cols);
+        rows.sort_unstable();
+        rows.dedup();
+        cols.sort_unstable();
+        cols.dedup();
+    }
+    found.retain(|confirmed| cell(confirmed).is_none_or(|cell| !absorbed.contains(&cell)));
 }
 
 fn order(shape: &Shape) -> (u8, Vec<usize>) {
@@ -438,8 +527,8 @@ fn extra_ns(estimate: &Estimate) -> f64 {
     estimate.rest_ns * (estimate.effect.exp() - 1.0)
 }
 
-/// Ratios as they are on the machine at its best: where time slowed everything before the
-/// confirmation, a fixed cost weighs less in it, and so does a slower link beside a cost per call.
+/// Ratios as they were when the run began: where time changed everything before the confirmation, a
+/// fixed cost weighs more or less in it, and so does a slower link beside a cost per call.
 fn to_nominal(by_size: &mut [(ByteSize, Estimate)], scales: Option<bool>) {
     let (Some((small_bytes, small)), Some((large_bytes, large)), Some(scales)) =
         (by_size.first().copied(), by_size.last().copied(), scales)

@@ -90,7 +90,17 @@ impl Fitted {
 
 /// The fits of all sizes.
 fn fits_of(table: &Table, mask: Option<fit::Mask<'_>>) -> Vec<Option<fit::Fit>> {
-    (0..table.sizes.len()).map(|size| fit::fit(table, size, mask)).collect()
+    let with = |known: &[(usize, u32)]| -> Vec<Option<fit::Fit>> {
+        (0..table.sizes.len()).map(|size| fit::fit(table, size, mask, known)).collect()
+    };
+    let fits = with(&[]);
+    if table.sweep.is_pair() {
+        return fits;
+    }
+    let rests: Vec<Option<Vec<f32>>> =
+        fits.iter().map(|fit| Some(suspect::rests(table, fit.as_ref()?))).collect();
+    let known = fit::short_steps(table, &fits, &rests);
+    if known.is_empty() { fits } else { with(&known) }
 }
 
 /// The confirming visits that the blocks of a sweep call for: the cells of each round. One table per
