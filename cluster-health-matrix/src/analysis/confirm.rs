@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::fit::Fit;
-use super::suspect::{Shape, Suspect, axis_levels};
+use super::suspect::{AxisLevels, Shape, Suspect};
 use super::table::{Kinship, Obs, Table};
 use crate::schedule::{Cell, Random};
 use crate::stats::{median, robust_sd};
@@ -205,7 +205,8 @@ pub(crate) struct Estimate {
 pub(crate) struct SizeView<'a> {
     pub(crate) table: &'a Table,
     pub(crate) fit: &'a Fit,
-    pub(crate) min_effect: f64,
+    /// Of its rows and columns.
+    pub(crate) levels: &'a [AxisLevels; 2],
     /// All suspects: none of them is a control.
     pub(crate) suspects: &'a [Suspect],
 }
@@ -421,7 +422,8 @@ impl SizeView<'_> {
             // Points of one visit share its level, which cancels against the others of it.
             let level =
                 if by_visit && others.len() >= 3 { median(&mut others.clone()) } else { 0.0 };
-            has_level &= !by_visit || others.len() >= 3 || !usable.iter().any(|point| inside(point));
+            has_level &=
+                !by_visit || others.len() >= 3 || !usable.iter().any(|point| inside(point));
             if by_visit {
                 controls.extend(others.iter().map(|value| value - level));
                 for point in usable.iter().filter(|point| inside(point)) {
@@ -469,7 +471,12 @@ impl SizeView<'_> {
                 (!values.is_empty()).then(|| median(&mut values))
             })
             .collect();
-        self.combine(shape, per_round, (sd, units, controls.len()), (control_lines.len(), has_level))
+        self.combine(
+            shape,
+            per_round,
+            (sd, units, controls.len()),
+            (control_lines.len(), has_level),
+        )
     }
 
     fn combine(
@@ -519,7 +526,7 @@ impl SizeView<'_> {
         let lines = lines.max(1) as f64;
         let variance = match shape {
             Shape::Lines { axis, members, node } => {
-                let levels = axis_levels(table, fit, *axis, self.min_effect);
+                let levels = &self.levels[usize::from(*axis == 1)];
                 let mut variance =
                     levels.spread.powi(2) / levels.healthy as f64 + levels.se.powi(2) / lines;
                 if node.is_some() {

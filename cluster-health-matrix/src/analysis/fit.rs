@@ -102,7 +102,7 @@ impl Groups {
 }
 
 /// Cells that tell nothing about their rows and columns.
-pub(crate) type Mask<'a> = &'a dyn Fn(usize, usize) -> bool;
+pub(crate) type Mask<'a> = &'a (dyn Fn(usize, usize) -> bool + Sync);
 
 /// Fits the points of one size; `None` when there are none. With a mask, rows and columns are
 /// medians of the cells outside of it. Devices change at the `known` places (column and seq), too.
@@ -498,7 +498,12 @@ pub(crate) fn short_steps(
             others.extend(visits.map(|&other| f64::from(rests[other as usize])));
             if !others.is_empty() {
                 let change = f64::from(rests[place as usize]) - median(&mut others);
-                own[usize::from(obs.col)].push(Change { seq: obs.seq, visit: obs.visit, change, sd: 1.0 });
+                own[usize::from(obs.col)].push(Change {
+                    seq: obs.seq,
+                    visit: obs.visit,
+                    change,
+                    sd: 1.0,
+                });
             }
         }
         let changes: Vec<f64> = own.iter().flatten().map(|own| own.change).collect();

@@ -8,7 +8,8 @@ use super::confirm::{Estimate, ROUNDS, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates, names, sorted};
 use super::fit::{self, Fit};
 use super::suspect::{
-    Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals, rests,
+    AxisLevels, Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals,
+    rests,
 };
 use super::table::{Kinship, Obs, Table};
 use crate::samples::Sweep;
@@ -58,17 +59,17 @@ fn refine(
     // Logarithm of how much more likely a line is a member than none.
     let evidence = |axis: usize, line: usize, across: &[usize]| -> f64 {
         let by_size = known.iter().map(|(rest, effect)| {
-                let cells = across
-                    .iter()
-                    .map(|&at| if axis == 0 { rest.at(line, at) } else { rest.at(at, line) });
-                let limit = effect + 4.0 * rest.se;
-                cells
-                    .filter(|value| value.is_finite())
-                    // A dip counts as a member at most.
-                    .map(|value| value.clamp(-limit, limit))
-                    .map(|value| effect * (value - effect / 2.0) / (rest.se * rest.se))
-                    .sum::<f64>()
-            });
+            let cells = across
+                .iter()
+                .map(|&at| if axis == 0 { rest.at(line, at) } else { rest.at(at, line) });
+            let limit = effect + 4.0 * rest.se;
+            cells
+                .filter(|value| value.is_finite())
+                // A dip counts as a member at most.
+                .map(|value| value.clamp(-limit, limit))
+                .map(|value| effect * (value - effect / 2.0) / (rest.se * rest.se))
+                .sum::<f64>()
+        });
         // What one size contradicts was a disturbance at the other.
         by_size.fold(0.0, |sum, one| if one < CONTRADICTS { f64::NEG_INFINITY } else { sum + one })
     };
@@ -101,11 +102,20 @@ pub(crate) fn confirmed(
     let mut unvisited = Vec::new();
     let rests: Vec<Option<Residuals>> =
         fits.iter().map(|fit| Some(residuals(table, fit.as_ref()?))).collect();
+    let levels: Vec<Option<[AxisLevels; 2]>> = fits
+        .iter()
+        .map(|fit| {
+            let fit = fit.as_ref()?;
+            Some([0, 1].map(|axis| axis_levels(table, fit, axis, min_effect)))
+        })
+        .collect();
     let mut left: VecDeque<Suspect> = suspects.iter().cloned().collect();
     while let Some(mut suspect) = left.pop_front() {
         let views = || {
-            fits.iter()
-                .map(|fit| Some(SizeView { table, fit: fit.as_ref()?, min_effect, suspects }))
+            fits.iter().zip(&levels).map(|(fit, levels)| {
+                let (fit, levels) = (fit.as_ref()?, levels.as_ref()?);
+                Some(SizeView { table, fit, levels, suspects })
+            })
         };
         let whole = suspect.shape.clone();
         // What only chance had added to a rectangle shows nothing now.
@@ -120,9 +130,13 @@ pub(crate) fn confirmed(
                 view.prune(&mut suspect.shape);
             }
             // Slow cells that are no part of it may be slow on their own.
-            if let (Shape::Block { rows, cols }, Some(Some(rest))) = (&whole, rests.get(suspect.size)) {
+            if let (Shape::Block { rows, cols }, Some(Some(rest))) =
+                (&whole, rests.get(suspect.size))
+            {
                 let least = min_effect.max(4.0 * rest.se);
-                for (&row, &col) in rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col))) {
+                for (&row, &col) in
+                    rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col)))
+                {
                     if rest.at(row, col) > least && !suspect.shape.has(table, row, col) {
                         let shape = Shape::Block { rows: vec![row], cols: vec![col] };
                         let effect = rest.at(row, col);
@@ -138,8 +152,10 @@ pub(crate) fn confirmed(
             views().map(|view| view?.estimate(&suspect.shape)).collect();
         reconcile(table, &mut by_size);
         let thresholds = |size: usize| {
-            let Some(Some(fit)) = fits.get(size) else { return (f64::INFINITY, f64::INFINITY) };
-            thresholds_of(table, fit, &suspect.shape, min_effect)
+            let Some(Some(levels)) = levels.get(size) else {
+                return (f64::INFINITY, f64::INFINITY);
+            };
+            thresholds_of(&suspect.shape, &|axis| levels[axis].clone(), min_effect)
         };
         // The largest size at which it shows.
         let shows = |size: usize| {
@@ -159,19 +175,12 @@ pub(crate) fn confirmed(
             .get(suspect.size)
             .and_then(Option::as_ref)
             .is_some_and(|fit| came_with_time(table, fit, &suspect.shape, suspect.effect));
-        if std::env::var_os("JDBG").is_some() {
-            eprintln!("DBG {:?} eff {:.4} size {} step {is_step} needs {:?}", suspect.shape, suspect.effect, suspect.size, thresholds(suspect.size));
-            for e in &by_size { eprintln!("    {e:?}"); }
-        }
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
             if suspects.contains(&suspect) {
                 unvisited.push(suspect);
             }
             continue;
         };
-        if std::env::var_os("JDBG").is_some() {
-            for (i, e) in by_size.iter().enumerate() { if let Some(e) = e { let (a,b)=thresholds(i); eprintln!("DBGX {} {} {} {} {} -> {}", !e.unsettled, e.effect > a, e.effect-2.0*e.noise > b, e.seen, needed(e.of), shows(i)); } }
-        }
         let size = (0..by_size.len()).rev().find(|&size| !is_step && shows(size));
         // Once it is sure at one size, the largest one at which it is no trifle is reported.
         let size = size.map(|size| {
@@ -200,7 +209,9 @@ pub(crate) fn confirmed(
             if let Shape::Block { rows, cols } = &suspect.shape
                 && (2..=MOST_CELLS).contains(&(rows.len() * cols.len()))
             {
-                for (&row, &col) in rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col))) {
+                for (&row, &col) in
+                    rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col)))
+                {
                     let shape = Shape::Block { rows: vec![row], cols: vec![col] };
                     left.push_back(Suspect { shape, ..suspect.clone() });
                 }
@@ -218,11 +229,6 @@ pub(crate) fn confirmed(
         let (threshold, _) = thresholds(size);
         tested.push((p, Confirmed { shape: suspect.shape.clone(), by_size, size, threshold }));
     }
-    if std::env::var_os("JDBG").is_some() {
-        for (p, c) in &tested { eprintln!("DBGP {p:e} {:?} size {} thr {}", c.shape, c.size, c.threshold); }
-        for s in suspects { eprintln!("DBGS {:?} {:.4} size {}", s.shape, s.effect, s.size); }
-        for f in fits.iter().flatten() { eprintln!("DBGT {:?} sd {:.4} visit {:.4} cuts {:?}", f.steps, f.point_sd, f.visit_sd, f.cuts); }
-    }
     let passed = holm(&tested.iter().map(|(p, _)| *p).collect::<Vec<f64>>(), FAMILY_WISE_ERROR);
     let mut found: Vec<Confirmed> = tested
         .into_iter()
@@ -235,10 +241,8 @@ pub(crate) fn confirmed(
     found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
     found.sort_by_key(|confirmed| order(&confirmed.shape));
     let mut findings = Vec::new();
-    let spread = [0, 1].map(|axis| {
-        let fit = fits.iter().rev().flatten().next();
-        fit.map_or(0.0, |fit| axis_levels(table, fit, axis, min_effect).spread)
-    });
+    let spread = [0, 1]
+        .map(|axis| levels.iter().rev().flatten().next().map_or(0.0, |levels| levels[axis].spread));
     for mut group in group(found, spread) {
         join(&mut group, &mut unvisited);
         findings.extend(describe(table, fits, &group));
@@ -322,23 +326,33 @@ fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool 
     delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
 }
 
-/// Visits that must show the effect.
+/// Visits that must show the effect: all but one of all rounds, else all of them, at least two.
+///
+/// Written without branches: rustc 1.95 with optimisation takes `if of >= 6 { 5 } else { of.max(2) }` for
+/// `of.max(2)`.
 fn needed(of: usize) -> usize {
-    if of >= ROUNDS { ROUNDS_SEEN } else { of.max(2) }
+    of.max(2) - usize::from(of >= ROUNDS) * (ROUNDS - ROUNDS_SEEN)
 }
 
 /// What an effect must exceed, and what the lower end of its interval must: the smallest effect that
 /// is a fault, and what healthy lines of this axis differ by.
-fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f64, f64) {
+fn thresholds_of(
+    shape: &Shape,
+    levels: &dyn Fn(usize) -> AxisLevels,
+    min_effect: f64,
+) -> (f64, f64) {
     match shape {
         Shape::Lines { axis, members, node } => {
-            let levels = axis_levels(table, fit, *axis, min_effect);
+            let levels = levels(*axis);
             if node.is_some() {
                 let cores = (members.len() as f64 / 2.0).max(1.0).sqrt();
                 let threshold = min_effect.max(2.8 * levels.spread / cores);
                 (threshold, min_effect.max(HEALTHY_RANGE * levels.spread / cores))
             } else {
-                (levels.threshold, min_effect.max(HEALTHY_RANGE * levels.spread * levels.uncertain()))
+                (
+                    levels.threshold,
+                    min_effect.max(HEALTHY_RANGE * levels.spread * levels.uncertain()),
+                )
             }
         }
         Shape::Block { .. } | Shape::Class(_) => (min_effect, min_effect),
@@ -714,7 +728,8 @@ pub(crate) fn unconfirmed(
 ) -> Option<Finding> {
     let is_large = |suspect: &&Suspect| {
         let Some(Some(fit)) = fits.get(suspect.size) else { return false };
-        let (threshold, _) = thresholds_of(table, fit, &suspect.shape, min_effect);
+        let levels = |axis| axis_levels(table, fit, axis, min_effect);
+        let (threshold, _) = thresholds_of(&suspect.shape, &levels, min_effect);
         !is_complete || suspect.effect.abs() > 2.0 * threshold.max(3.0 * fit.point_sd)
     };
     let suspects: Vec<&Suspect> = suspects.iter().filter(is_large).collect();

@@ -88,10 +88,22 @@ impl Fitted {
     }
 }
 
+/// Points from which each size is fitted on a thread of its own.
+const MANY_POINTS: usize = 100_000;
+
 /// The fits of all sizes.
 fn fits_of(table: &Table, mask: Option<fit::Mask<'_>>) -> Vec<Option<fit::Fit>> {
     let with = |known: &[(usize, u32)]| -> Vec<Option<fit::Fit>> {
-        (0..table.sizes.len()).map(|size| fit::fit(table, size, mask, known)).collect()
+        let sizes = 0..table.sizes.len();
+        if table.obs.len() < MANY_POINTS {
+            return sizes.map(|size| fit::fit(table, size, mask, known)).collect();
+        }
+        std::thread::scope(|scope| {
+            let fits: Vec<_> =
+                sizes.map(|size| scope.spawn(move || fit::fit(table, size, mask, known))).collect();
+            let joined = fits.into_iter().map(std::thread::ScopedJoinHandle::join);
+            joined.map(|fit| fit.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        })
     };
     let fits = with(&[]);
     if table.sweep.is_pair() {
