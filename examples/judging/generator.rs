@@ -435,7 +435,8 @@ fn plant_faults(draw: &mut Draw, case: &mut Case) {
 
 /// True unless both are whole rows, or whole columns, of about the same effect.
 fn is_apart(a: &Planted, b: &Planted) -> bool {
-    let (small, large) = (a.log_ratio.abs().min(b.log_ratio.abs()), a.log_ratio.abs().max(b.log_ratio.abs()));
+    let (small, large) =
+        (a.log_ratio.abs().min(b.log_ratio.abs()), a.log_ratio.abs().max(b.log_ratio.abs()));
     a.shape != b.shape || a.shape == Shape::Cells || large - small > (0.3 * large).max(0.1)
 }
 
@@ -705,7 +706,9 @@ fn plant_artefacts(draw: &mut Draw, case: &mut Case, machine: &Machine) {
             "first_visit" => writeln!(text, "extra_us = {:.2}", draw.log_between(20.0, 3000.0)),
             "drift" => {
                 let change = draw.between(0.01, 0.12) * if draw.chance(0.5) { 1.0 } else { -1.0 };
-                let per_hour = (change / (seconds / 3600.0)).clamp(-1000.0, 1000.0);
+                // Warm-ups, stalls and confirmation make a run last about twice as long as its plan; a rate
+                // that falls by the hour would otherwise never let it end.
+                let per_hour = (change / (2.0 * seconds / 3600.0)).clamp(-1000.0, 1000.0);
                 writeln!(text, "per_hour = {per_hour:.4}")
             }
             "burst" => {

@@ -360,8 +360,8 @@ fn thresholds_of(
 }
 
 /// Healthy lines are within so many standard deviations of their spread: 2 of a normal distribution
-/// that is cut there, whose own standard deviation is 0.88 of it.
-const HEALTHY_RANGE: f64 = 2.3;
+/// that is cut there, whose own standard deviation is 0.88 of it, and a margin because few lines tell it.
+const HEALTHY_RANGE: f64 = 3.0;
 
 /// True for a rectangle inside another one.
 fn is_part(shape: &Shape, of: &Shape) -> bool {

@@ -84,7 +84,7 @@ const WIDEST_HEALTHY: f64 = 0.045;
 /// what is observed of them, see `HEALTHY_RANGE` in the judging, and that is known from so many and
 /// the prior ones.
 fn spread_z(lines: usize) -> f64 {
-    2.3 * (1.0 + 1.3 / (2.0 * (lines as f64 + PRIOR_LINES)).sqrt())
+    2.3 * (1.0 + 1.8 / (2.0 * (lines as f64 + PRIOR_LINES)).sqrt())
 }
 
 /// Standard deviation of healthy lines, from their deviations, of which `se` is measuring noise.
