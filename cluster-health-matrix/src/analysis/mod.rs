@@ -91,17 +91,45 @@ impl Fitted {
     }
 }
 
+/// Points from which each size is fitted on a thread of its own.
+const MANY_POINTS: usize = 100_000;
+
+/// The fit of one size, by the model for few visited cells where there are few.
+fn fit_of(
+    table: &Table,
+    size: usize,
+    mask: Option<fit::Mask<'_>>,
+    known: &[(usize, u32)],
+) -> Option<fit::Fit> {
+    if table.sampled && sparse::coverage(table, size).1 {
+        sparse::fit(table, size, mask, false)
+    } else {
+        fit::fit(table, size, mask, known)
+    }
+}
+
 /// The fits of all sizes.
 fn fits_of(table: &Table, mask: Option<fit::Mask<'_>>) -> Vec<Option<fit::Fit>> {
-    (0..table.sizes.len())
-        .map(|size| {
-            if table.sampled && sparse::coverage(table, size).1 {
-                sparse::fit(table, size, mask, false)
-            } else {
-                fit::fit(table, size, mask)
-            }
+    let with = |known: &[(usize, u32)]| -> Vec<Option<fit::Fit>> {
+        let sizes = 0..table.sizes.len();
+        if table.obs.len() < MANY_POINTS {
+            return sizes.map(|size| fit_of(table, size, mask, known)).collect();
+        }
+        std::thread::scope(|scope| {
+            let fits: Vec<_> =
+                sizes.map(|size| scope.spawn(move || fit_of(table, size, mask, known))).collect();
+            let joined = fits.into_iter().map(std::thread::ScopedJoinHandle::join);
+            joined.map(|fit| fit.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         })
-        .collect()
+    };
+    let fits = with(&[]);
+    if table.sweep.is_pair() || fits.iter().flatten().any(|fit| fit.sampled.is_some()) {
+        return fits;
+    }
+    let rests: Vec<Option<Vec<f32>>> =
+        fits.iter().map(|fit| Some(suspect::rests(table, fit.as_ref()?))).collect();
+    let known = fit::short_steps(table, &fits, &rests);
+    if known.is_empty() { fits } else { with(&known) }
 }
 
 /// The confirming visits that the blocks of a sweep call for: the cells of each round. One table per

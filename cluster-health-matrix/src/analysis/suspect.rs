@@ -35,7 +35,7 @@ impl Shape {
 }
 
 /// A suspicion.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Suspect {
     pub(crate) shape: Shape,
     /// Logarithm of the time against the rest, from the blocks: positive is slow.
@@ -62,6 +62,13 @@ pub(crate) struct AxisLevels {
     pub(crate) nodes: Vec<(u32, f64)>,
 }
 
+impl AxisLevels {
+    /// What one line's distance from the level of the others adds to its spread.
+    pub(crate) fn uncertain(&self) -> f64 {
+        (1.0 + 1.0 / self.healthy as f64).sqrt()
+    }
+}
+
 /// Share of a node's lines that must be on its side of the middle.
 const NODE_SHARE: f64 = 0.85;
 
@@ -74,9 +81,11 @@ const PRIOR_SPREAD: f64 = 0.014;
 /// Deviations beyond this are no healthy ones.
 const WIDEST_HEALTHY: f64 = 0.045;
 
-/// Standard deviations of the healthy spread that a line must leave, as it is known from so many.
+/// Standard deviations of the healthy spread that a line must leave: healthy ones stay within 2.3 of
+/// what is observed of them, see `HEALTHY_RANGE` in the judging, and that is known from so many and
+/// the prior ones.
 fn spread_z(lines: usize) -> f64 {
-    2.6 + 3.0 / lines.max(2) as f64
+    2.3 * (1.0 + 1.8 / (2.0 * (lines as f64 + PRIOR_LINES)).sqrt())
 }
 
 /// Standard deviation of healthy lines, from their deviations, of which `se` is measuring noise.
@@ -353,7 +362,13 @@ pub(crate) fn find(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<
         };
         for mut suspect in of_size {
             suspect.size = size;
-            let known = found.iter().any(|other| overlap(table, &other.shape, &suspect.shape));
+            // What a line or class explains is no rectangle, unless this adds more than that is.
+            let known = found.iter().any(|other| {
+                let adds = matches!(suspect.shape, Shape::Block { .. })
+                    && !matches!(other.shape, Shape::Block { .. })
+                    && suspect.effect > other.effect.abs();
+                !adds && overlap(table, &other.shape, &suspect.shape)
+            });
             if !known {
                 found.push(suspect);
             }
