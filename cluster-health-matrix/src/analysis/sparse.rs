@@ -246,9 +246,11 @@ pub(crate) fn fit(
         if round + 1 == ROUNDS {
             break;
         }
-        // What is left in the order of measurement.
-        let width = (visits.len() / 128).clamp(4, 16);
-        let levels: Vec<f64> = visits
+        // What is left in the order of measurement, of visits chosen by chance: the others are mostly
+        // slow, and not for when they were made.
+        let chance: Vec<&Visit> = visits.iter().filter(|visit| visit.by_chance).collect();
+        let width = (chance.len() / 128).clamp(4, 16);
+        let levels: Vec<f64> = chance
             .chunks(width)
             .map(|visits| {
                 scratch.clear();
@@ -262,13 +264,16 @@ pub(crate) fn fit(
                 median(&mut scratch)
             })
             .collect();
+        if levels.is_empty() {
+            continue;
+        }
         let (mut levels, steps) = smooth(&levels, round > 0);
         let center = median(&mut levels.clone());
         levels.iter_mut().for_each(|level| *level -= center);
-        cuts = steps.into_iter().map(|bin| obs(visits[bin * width].place).seq).collect();
+        cuts = steps.into_iter().map(|bin| obs(chance[bin * width].place).seq).collect();
         let mut at = 0;
         for (place, time) in time.iter_mut().enumerate() {
-            while at + 1 < visits.len() && visits[at].place < place {
+            while at + 1 < chance.len() && chance[at].place < place {
                 at += 1;
             }
             *time = levels[at / width];

@@ -401,21 +401,34 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
     let [rows, cols] = table.shape();
     let mut found = Vec::new();
     let rest = residuals(table, fit);
+    let levels = [0, 1].map(|axis| axis_levels(table, fit, axis, min_effect));
+    let slow: [Vec<usize>; 2] = [0, 1].map(|axis| {
+        let levels = &levels[axis];
+        let least = (levels.threshold - levels.se).max(0.8 * levels.threshold);
+        (0..levels.level.len()).filter(|&at| levels.level[at] > least).collect()
+    });
+    // Lines that are slow themselves, or because their node is.
+    let is_odd: [Vec<bool>; 2] = [0, 1].map(|axis| {
+        let mut is_odd = vec![false; [rows, cols][axis]];
+        slow[axis].iter().for_each(|&at| is_odd[at] = true);
+        let nodes = table.nodes(axis);
+        for members in levels[axis].nodes.iter().filter_map(|(node, _)| nodes.get(node)) {
+            members.iter().for_each(|&at| is_odd[at] = true);
+        }
+        is_odd
+    });
     for axis in [0, 1] {
-        let lines = [rows, cols][axis];
-        if lines < 2 {
+        if [rows, cols][axis] < 2 {
             continue;
         }
-        let levels = axis_levels(table, fit, axis, min_effect);
         let nodes = table.nodes(axis);
-        for (node, effect) in &levels.nodes {
+        for (node, effect) in &levels[axis].nodes {
             let members = nodes.get(node).cloned().unwrap_or_default();
             let shape = Shape::Lines { axis, members, node: Some(*node) };
             found.push(Suspect { shape, effect: *effect, size: 0 });
         }
-        let least = (levels.threshold - levels.se).max(0.8 * levels.threshold);
-        let slow: Vec<usize> = (0..lines).filter(|&at| levels.level[at] > least).collect();
-        found.extend(split_partial(axis, &slow, &levels, &rest, [rows, cols]));
+        let partial = split_partial(axis, &slow[axis], &levels[axis], &rest, &is_odd[1 - axis]);
+        found.extend(partial);
     }
     let blocks = fit.replicates;
     for kinship in [Kinship::SameCpu, Kinship::Siblings] {
@@ -458,9 +471,9 @@ fn split_partial(
     slow: &[usize],
     levels: &AxisLevels,
     rest: &Residuals,
-    shape: [usize; 2],
+    is_odd: &[bool],
 ) -> Vec<Suspect> {
-    let across = shape[1 - axis];
+    let across = is_odd.len();
     let profile = |line: usize, at: usize| {
         let residual = if axis == 0 { rest.at(line, at) } else { rest.at(at, line) };
         levels.level[line] + residual
@@ -477,8 +490,10 @@ fn split_partial(
         // The line's own level is that of its slow part.
         let slow_part: Vec<usize> =
             (0..across).filter(|&at| profile(line, at) > 0.45 * level).collect();
-        let present = (0..across).filter(|&at| profile(line, at).is_finite()).count();
-        let healthy = present - slow_part.len();
+        // Where another line is slow, too, the two costs need not be factors.
+        let counts = |at: &usize| !is_odd[*at] && profile(line, *at).is_finite();
+        let present = (0..across).filter(counts).count();
+        let healthy = present - slow_part.iter().copied().filter(counts).count();
         let expected = present as f64 * normal_tail(0.55 * level / rest.se);
         if across > 2
             // A single one may be slow for another reason that hides this one.

@@ -72,7 +72,7 @@ pub(super) fn sampled<P: Points, B: Blocks>(
         is_pair: table.sweep.is_pair(),
     };
     let mut random = Random::new(extent.seed ^ 0x7361_6d70);
-    let mut next_block = |schedule: &mut B| schedule.begin_block();
+    let next_block = |schedule: &mut B| schedule.begin_block();
 
     next_block(schedule);
     let base = BASE_SHARE * field.budget;
