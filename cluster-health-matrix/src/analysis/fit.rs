@@ -250,7 +250,7 @@ pub(crate) fn fit(
                 *level += quantile(&mut scratch, level_quantile(cols));
             } else {
                 let mut levels =
-                    visit_levels(members, &rest, |at| obs(at).visit, level_quantile(cols));
+                    visit_levels(members, &rest, |at| obs(at).visit, (cols, level_quantile(cols)));
                 *level += median(&mut levels);
             }
         }
@@ -293,7 +293,7 @@ pub(crate) fn fit(
         let mut differences = Vec::new();
         for row in 0..rows {
             let q = level_quantile(cols);
-            let levels = visit_levels(by_row.of(row), &rest, |at| obs(at).visit, q);
+            let levels = visit_levels(by_row.of(row), &rest, |at| obs(at).visit, (cols, q));
             differences.extend(levels.windows(2).map(|pair| pair[1] - pair[0]));
         }
         if differences.is_empty() {
@@ -319,12 +319,17 @@ fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
 }
 
 /// The level of each visit among these points of a row, which come in order of measurement. Visits to
-/// a few cells only (those that `--ci` adds) tell about these, not about the row.
-fn visit_levels(members: &[u32], rest: &[f64], visit: impl Fn(u32) -> u32, q: f64) -> Vec<f64> {
+/// a few cells only (those that `--ci` and samples add) tell about these, not about the row.
+fn visit_levels(
+    members: &[u32],
+    rest: &[f64],
+    visit: impl Fn(u32) -> u32,
+    (cols, q): (usize, f64),
+) -> Vec<f64> {
     let visits = || members.chunk_by(|a, b| visit(*a) == visit(*b));
     let most = visits().map(<[u32]>::len).max().unwrap_or(0);
     visits()
-        .filter(|points| 2 * points.len() > most)
+        .filter(|points| 2 * points.len() > most.max(cols) || points.len() == most)
         .map(|points| {
             let mut values: Vec<f64> = points.iter().map(|&at| rest[at as usize]).collect();
             quantile(&mut values, q)

@@ -170,9 +170,11 @@ pub(crate) fn confirmed(
                     _ => estimate.effect,
                 };
                 let (threshold, bound) = thresholds(size);
+                // Of a sample the levels of rows and columns are not known well.
+                let error = if table.sampled { estimate.se } else { estimate.noise };
                 !estimate.unsettled
                     && signed > threshold
-                    && signed - 2.0 * estimate.noise > bound
+                    && signed - 2.0 * error > bound
                     && estimate.seen >= needed(estimate.of)
             })
         };

@@ -282,8 +282,11 @@ pub(crate) fn fit(
     // Lines that are far out are beyond what rests are clipped to.
     let mut is_partial = [vec![false; shape[0]], vec![false; shape[1]]];
     for axis in [0, 1] {
-        let own = own_rests(&visits, axis, shape[axis], |visit| {
-            let other = 1 - axis;
+        let other = 1 - axis;
+        // Where the other line is far out, too, the two costs need not be factors.
+        let plain: Vec<&Visit> =
+            visits.iter().filter(|visit| !is_out[other][visit.lines[other]]).collect();
+        let own = own_rests(&plain, axis, shape[axis], |visit| {
             let base = node[0][nodes[0].0[visit.lines[0]]] + node[1][nodes[1].0[visit.lines[1]]];
             let beside = line[other][visit.lines[other]] + class[visit.class as usize];
             visit.ln - mu - time[visit.place] - base - beside
@@ -339,7 +342,7 @@ pub(crate) fn fit(
 
 /// The rests of each line's visits.
 fn own_rests(
-    visits: &[Visit],
+    visits: &[&Visit],
     axis: usize,
     lines: usize,
     rest: impl Fn(&Visit) -> f64,
