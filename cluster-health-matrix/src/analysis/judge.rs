@@ -188,7 +188,10 @@ pub(crate) fn confirmed(
             }
             continue;
         };
-        let size = (0..by_size.len()).rev().find(|&size| !is_step && shows(size));
+        // Of a sample the size that raised the suspicion is known best: without it there is none.
+        let is_refuted = table.sampled
+            && by_size[suspect.size].is_some_and(|own| own.effect.abs() < 0.5 * min_effect);
+        let size = (0..by_size.len()).rev().find(|&size| !is_step && !is_refuted && shows(size));
         // Once it is sure at one size, the largest one at which it is no trifle is reported.
         let size = size.map(|size| {
             let counts = |other: &usize| {

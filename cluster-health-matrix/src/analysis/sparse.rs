@@ -21,6 +21,8 @@ pub(crate) struct Sampled {
     pub(crate) seen: [Vec<u32>; 2],
     /// Levels of the lines by their own visits alone, comparable with those of the fit.
     pub(crate) raw: [Vec<f64>; 2],
+    /// What the fit gave each line beyond its node.
+    pub(crate) own: [Vec<f64>; 2],
     /// Lines of which some visits are slow and others are not: something else crosses them.
     pub(crate) is_partial: [Vec<bool>; 2],
     /// Standard deviation of the lines about their node.
@@ -336,7 +338,7 @@ pub(crate) fn fit(
         visit_sd,
         replicates: coverage(table, size).0,
         which,
-        sampled: Some(Sampled { seen, raw, is_partial, spread, sd }),
+        sampled: Some(Sampled { seen, raw, own: line, is_partial, spread, sd }),
     })
 }
 
