@@ -324,10 +324,16 @@ impl Grid {
                 let (first, end) = range[axis];
                 let middle = usize::midpoint(first, end);
                 // The edge that leaves most of the evidence inside; the nearest to the bin's of equals.
-                let best_first =
-                    best_edge(first, margin, (0, middle), |edge| signed_sum(&odds, edge, first));
+                // What ends at a border of nodes needs less of it.
+                let prior = |edge: usize| {
+                    let ends = edge == 0 || edge == lines;
+                    if ends || self.borders[axis].contains(&edge) { BORDER } else { 0.0 }
+                };
+                let best_first = best_edge(first, margin, (0, middle), |edge| {
+                    signed_sum(&odds, edge, first) + prior(edge)
+                });
                 let best_end = best_edge(end, margin, (middle + 1, lines), |edge| {
-                    signed_sum(&odds, end, edge)
+                    signed_sum(&odds, end, edge) + prior(edge)
                 });
                 range[axis] = (best_first, best_end);
             }
