@@ -446,6 +446,8 @@ fn best_rectangle(
 const MORE_OF_LINE: usize = 3;
 const MORE_OF_RECTANGLE: usize = 12;
 const MORE_OF_EDGE: usize = 3;
+/// What a rectangle's edge is worth, as evidence: less than finding another fault.
+const WORTH_OF_EDGE: f64 = 3.0;
 /// Enough visits of a line, a rectangle.
 const ENOUGH_OF_LINE: u32 = 12;
 const ENOUGH_OF_RECTANGLE: usize = 24;
@@ -487,7 +489,10 @@ pub(crate) fn next_cells(
             }
             for _ in 0..MORE_OF_LINE {
                 let across = random.below(shape[1 - axis]);
-                want(if axis == 0 { (line, across) } else { (across, line) }, own / error);
+                want(
+                    if axis == 0 { (line, across) } else { (across, line) },
+                    (own / error).powi(2) / 2.0,
+                );
             }
         }
     }
@@ -520,7 +525,7 @@ pub(crate) fn next_cells(
                     let line = grid.order[axis][place];
                     for _ in 0..MORE_OF_EDGE {
                         let at = pick(1 - axis, places[1 - axis], random);
-                        want(if axis == 0 { (line, at) } else { (at, line) }, rectangle.evidence);
+                        want(if axis == 0 { (line, at) } else { (at, line) }, WORTH_OF_EDGE);
                     }
                 }
             }
