@@ -377,6 +377,17 @@ fn not_tested(
                 .to_owned(),
         );
     }
+    let is_partial = |table: &Table| {
+        is_sampled(manifest, table.sweep)
+            && (0..table.sizes.len()).any(|size| sparse::coverage(table, size).1 < 0.99)
+    };
+    if tables.values().any(is_partial) {
+        missing.push(
+            "single cells: a sample visits a part of them, mostly once; rows, columns and rectangles \
+             show, a single slow cell does not"
+                .to_owned(),
+        );
+    }
     missing.push(
         "framework: how the training program places ranks and overlaps copies is not seen here"
             .to_owned(),

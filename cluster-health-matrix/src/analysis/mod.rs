@@ -101,7 +101,7 @@ fn fit_of(
     mask: Option<fit::Mask<'_>>,
     known: &[(usize, u32)],
 ) -> Option<fit::Fit> {
-    if table.sampled && sparse::coverage(table, size).1 {
+    if table.sampled && sparse::is_sparse(table, size) {
         sparse::fit(table, size, mask, false)
     } else {
         fit::fit(table, size, mask, known)
@@ -174,8 +174,8 @@ pub(crate) fn sampled_confirmation(
     min_effect: f64,
     seed: u64,
     usable: &dyn Fn(usize, usize) -> bool,
-    fits: &mut dyn FnMut(usize) -> Result<bool>,
-) -> Result<Vec<Vec<Cell>>> {
+    fits: &dyn Fn(usize) -> bool,
+) -> Vec<Vec<Cell>> {
     let Fitted { table, fits: of_sizes, .. } = Fitted::new(table);
     let [rows, cols] = table.shape();
     let cells = |suspect: &suspect::Suspect| match &suspect.shape {
@@ -196,13 +196,22 @@ pub(crate) fn sampled_confirmation(
         for effort in confirm::Effort::ALL {
             let random = &mut Random::new(seed ^ CONFIRM_SEED);
             let rounds = confirm::rounds(&table, &now, effort, usable, random);
-            if fits(rounds.iter().map(Vec::len).sum())? {
-                return Ok(rounds);
+            if fits(rounds.iter().map(Vec::len).sum()) {
+                return rounds;
             }
         }
         suspects.truncate(suspects.len() * 4 / 5);
     }
-    Ok(Vec::new())
+    Vec::new()
+}
+
+/// The structural findings of a table alone.
+#[cfg(test)]
+pub(crate) fn judge_table(table: Table, min_effect: f64) -> Vec<Finding> {
+    let mut fitted = Fitted::new(table);
+    let suspects = suspect::find(&fitted.table, &fitted.fits, min_effect);
+    fitted.refit(&suspects);
+    judge::confirmed(&fitted.table, &fitted.fits, &suspects, min_effect).0
 }
 
 /// What a sampled sweep says about the cells that it left out.
@@ -230,7 +239,7 @@ pub(crate) fn sampled_next(
     usable: &dyn Fn(usize, usize) -> bool,
     random: &mut Random,
 ) -> Option<Vec<Cell>> {
-    if !sparse::coverage(table, size).1 {
+    if !sparse::is_sparse(table, size) {
         let Fitted { table, fits, .. } = Fitted::new(table.clone());
         let suspects = suspect::find(&table, &fits, min_effect);
         return Some(sparse::missing(&table, size, &suspects, usable));

@@ -63,8 +63,8 @@ impl Sampled {
 /// Above this share of visited cells a size is fitted like one of a full sweep.
 const DENSE: f64 = 0.6;
 
-/// Visits per cell of a size, where it has any, and whether few of the cells have.
-pub(crate) fn coverage(table: &Table, size: usize) -> (f64, bool) {
+/// Visits per cell of a size, where it has any, and the share of cells that have.
+pub(crate) fn coverage(table: &Table, size: usize) -> (f64, f64) {
     let [rows, cols] = table.shape();
     let mut cells: Vec<u32> = table
         .obs
@@ -78,7 +78,12 @@ pub(crate) fn coverage(table: &Table, size: usize) -> (f64, bool) {
     cells.sort_unstable();
     cells.dedup();
     let share = cells.len() as f64 / (rows * cols) as f64;
-    (visits as f64 / cells.len().max(1) as f64, share < DENSE)
+    (visits as f64 / cells.len().max(1) as f64, share)
+}
+
+/// True when few cells of a size were visited.
+pub(crate) fn is_sparse(table: &Table, size: usize) -> bool {
+    coverage(table, size).1 < DENSE
 }
 
 /// Rests beyond so many standard deviations count as that many.

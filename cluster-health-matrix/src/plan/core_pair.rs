@@ -18,9 +18,6 @@ use crate::output::csv::MAX_CELLS;
 /// Ranks of a pair.
 const RANKS: u64 = 2;
 
-/// CPUs that [`CorePairPlan::few_per_node`] keeps of a NUMA node.
-const FEW: usize = 4;
-
 /// A plan of a core-pair sweep: an all-gather of two ranks on two fixed devices, rank-0 CPU ×
 /// rank-1 CPU × bytes per rank.
 ///
@@ -123,29 +120,6 @@ impl CorePairPlan {
         let rank0 = self.unusable_rank0_cpus.get(&self.rank0_cpus[row]);
         let rank1 = || self.unusable_rank1_cpus.get(&self.rank1_cpus[column]);
         rank0.or_else(rank1).map(String::as_str)
-    }
-
-    /// The same plan for few CPUs of each NUMA node: of each rank's usable ones the first, its SMT
-    /// sibling if there is one, and two more, spread over the node. Both ranks keep the same ones
-    /// where their lists are the same, so that the diagonal and siblings stay in the matrix.
-    #[must_use]
-    pub fn few_per_node(&self, machine: &Machine) -> Self {
-        let few = |cpus: &[CpuId], unusable: &BTreeMap<CpuId, String>| {
-            let mut nodes = BTreeMap::<_, Vec<CpuId>>::new();
-            for &cpu in cpus.iter().filter(|cpu| !unusable.contains_key(cpu)) {
-                nodes.entry(machine.node_of(cpu)).or_default().push(cpu);
-            }
-            let kept: Vec<CpuId> = nodes.values().flat_map(|cpus| few(machine, cpus)).collect();
-            // In the order of the list, which the axes keep.
-            cpus.iter().copied().filter(|cpu| kept.contains(cpu)).collect()
-        };
-        Self {
-            rank0_cpus: few(&self.rank0_cpus, &self.unusable_rank0_cpus),
-            rank1_cpus: few(&self.rank1_cpus, &self.unusable_rank1_cpus),
-            unusable_rank0_cpus: BTreeMap::new(),
-            unusable_rank1_cpus: BTreeMap::new(),
-            ..self.clone()
-        }
     }
 
     /// Expected cost on this machine, when the ranks reach `rate` each.
@@ -259,27 +233,6 @@ impl CorePairPlan {
 fn hccl_memory() -> u64 {
     let asked = std::env::var("HCCL_BUFFSIZE").ok().and_then(|size| size.trim().parse().ok());
     2 * (u64::from(asked.unwrap_or(200_u32)) << 20)
-}
-
-/// Few CPUs of one node, see [`CorePairPlan::few_per_node`].
-fn few(machine: &Machine, cpus: &[CpuId]) -> Vec<CpuId> {
-    let Some(&first) = cpus.first() else { return Vec::new() };
-    let mut kept = vec![first];
-    let siblings = machine.topology().cpu(first).map(|info| &info.siblings);
-    kept.extend(
-        cpus.iter()
-            .copied()
-            .find(|cpu| *cpu != first && siblings.is_some_and(|siblings| siblings.contains(*cpu))),
-    );
-    for spread in [cpus.len() / 3, 2 * cpus.len() / 3].into_iter().chain(1..cpus.len()) {
-        if kept.len() == FEW {
-            break;
-        }
-        if !kept.contains(&cpus[spread]) {
-            kept.push(cpus[spread]);
-        }
-    }
-    kept
 }
 
 /// The smallest slowdown of a kind that a core-pair plan finds with 95 % power, as a share of the
@@ -592,19 +545,5 @@ mod tests {
         {
             assert!((found / expected(visits) - 1.0).abs() < 2e-3, "{found} {visits}");
         }
-    }
-
-    #[test]
-    fn few_cpus_of_each_node_keep_the_diagonal_and_siblings() {
-        // Siblings are k and k + 16; node = core ÷ 8.
-        let machine = machine(
-            "[machine]\ncpus = 32\nsmt = 2\nsmt_layout = \"split\"\nnuma_nodes = 2\noffline = \"0\"\n",
-        );
-        let plan = CorePairPlan::builder().rank1_cpus(1..32).build(&machine).unwrap();
-        let few = plan.few_per_node(&machine);
-        // Of 1–7, 16–23: the first, its sibling, the sixth and the eleventh; so of 8–15, 24–31.
-        assert_eq!(ids(&few.rank0_cpus), [1, 6, 8, 13, 17, 19, 24, 26]);
-        assert_eq!(few.rank0_cpus, few.rank1_cpus);
-        assert_eq!((few.device_pair, few.sizes.len()), (plan.device_pair, 1));
     }
 }

@@ -388,6 +388,12 @@ impl<'r, 'c, P: Points> Drive<'r, 'c, P> {
         Ok(true)
     }
 
+    /// The end of a sweep that was asked to end.
+    pub(super) fn cancelled(mut self) -> SweepEnd {
+        self.end.timings = self.points.accounts().timings();
+        self.end
+    }
+
     pub(super) fn finish(mut self) -> Result<SweepEnd> {
         if let Some(extra) = self.recalled()? {
             return Err(not_this_plan(&extra));

@@ -9,7 +9,7 @@ use cluster_health_core::ByteSize;
 use super::SweepEnd;
 use super::engine::{Drive, Extent, Points};
 use crate::analysis::{Kinship, sampled_confirmation, sampled_error, sampled_next};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::Sampling;
 use crate::samples::Phase;
 use crate::schedule::{Blocks, Cell, Random, all_sizes};
@@ -51,8 +51,23 @@ pub(super) fn sampled<P: Points, B: Blocks>(
     extent: Extent,
     sample: Sampling,
 ) -> Result<SweepEnd> {
+    match measure(&mut run, schedule, extent, sample) {
+        Ok(true) => run.finish(),
+        // This rank was asked to end, or another one.
+        Ok(false) | Err(Error::Cancelled) => Ok(run.cancelled()),
+        Err(error) => Err(error),
+    }
+}
+
+/// False when the sweep was asked to end before.
+fn measure<P: Points, B: Blocks>(
+    run: &mut Drive<'_, '_, P>,
+    schedule: &mut B,
+    extent: Extent,
+    sample: Sampling,
+) -> Result<bool> {
     let Some(table) = run.gathered.first().and_then(|load| load.table.as_ref()) else {
-        return run.finish();
+        return Ok(true);
     };
     let shape = table.shape();
     let is_usable = |row: usize, column: usize| run.points.is_usable(Cell { row, column });
@@ -80,15 +95,15 @@ pub(super) fn sampled<P: Points, B: Blocks>(
     let base = BASE_SHARE * field.budget;
     for visit in field.pilot(&mut random) {
         let Some(_) = run.visits(schedule, vec![visit], Phase::Blocks, base, &field)? else {
-            return Ok(run.end);
+            return Ok(false);
         };
     }
     let cells = field.lines[0].len() * field.lines[1].len();
     let costs: Vec<f64> = sizes.iter().map(|&bytes| run.cost(bytes)).collect();
     let full = costs.iter().sum::<f64>() * to_f64(cells);
-    let blocks = run.agree((base / full.max(1.0)) as u64)?.min(u64::from(extent.repeats));
+    let blocks = run.decide(base / full.max(1.0))?.min(extent.repeats as usize);
     let typical: Vec<u64> = sizes.iter().map(|&bytes| run.spent.typical(bytes)).collect();
-    let main = usize::try_from(run.agree(field.main_size(&typical) as u64)?).unwrap_or(0);
+    let main = run.decide(to_f64(field.main_size(&typical)))?;
     if blocks > 0 {
         // A small machine: everything fits.
         for block in 0..blocks {
@@ -98,14 +113,13 @@ pub(super) fn sampled<P: Points, B: Blocks>(
             let visits = all_sizes(&field.all(), &sizes);
             let Some(_) = run.visits(schedule, visits, Phase::Blocks, f64::INFINITY, &field)?
             else {
-                return Ok(run.end);
+                return Ok(false);
             };
         }
     } else {
         let others = if sizes.len() > 1 { OTHER_SIZES_SHARE } else { 0.0 };
         let room = ((1.0 - others) * base - run.spent_ns()) / costs[main].max(1.0);
-        let count = run.agree(room.max(1.0) as u64)?;
-        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        let count = run.decide(room.max(1.0))?;
         let mut visits: Vec<(Cell, ByteSize)> = field
             .spread(if 10 * count > 9 * cells { cells } else { count }, &mut random)
             .into_iter()
@@ -121,8 +135,7 @@ pub(super) fn sampled<P: Points, B: Blocks>(
         visits.dedup();
         for (size, &bytes) in sizes.iter().enumerate().filter(|(size, _)| *size != main) {
             let share = others * base / to_f64(sizes.len() - 1);
-            let count = run.agree((share / costs[size].max(1.0)) as u64)?;
-            let count = usize::try_from(count).unwrap_or(usize::MAX).clamp(4, 2 * cells);
+            let count = run.decide(share / costs[size].max(1.0))?.max(4);
             visits.extend(
                 field.spread(count.min(cells), &mut random).into_iter().map(|c| (c, bytes)),
             );
@@ -133,7 +146,7 @@ pub(super) fn sampled<P: Points, B: Blocks>(
         for portion in visits.chunks(visits.len().div_ceil(portions).max(1)) {
             let portion = portion.to_vec();
             let Some(_) = run.visits(schedule, portion, Phase::Blocks, limit, &field)? else {
-                return Ok(run.end);
+                return Ok(false);
             };
             let table = run.gathered.first().and_then(|load| load.table.as_ref());
             let known_to = table.map_or(f64::INFINITY, |table| sampled_error(table, main));
@@ -148,8 +161,8 @@ pub(super) fn sampled<P: Points, B: Blocks>(
             let next =
                 table.and_then(|table| sampled_next(table, main, min_effect, &usable, &mut random));
             let Some(mut next) = next.filter(|next| !next.is_empty()) else { break };
-            let room = run.agree((limit - run.spent_ns()).max(0.0) as u64)?;
-            let most = (room as f64 / costs[main].max(1.0)) as usize;
+            let room = (limit - run.spent_ns()).max(0.0) / costs[main].max(1.0);
+            let most = run.decide(room)?;
             next.truncate(most);
             if next.is_empty() {
                 break;
@@ -157,7 +170,7 @@ pub(super) fn sampled<P: Points, B: Blocks>(
             next_block(schedule);
             let visits = next.into_iter().map(|cell| (cell, sizes[main])).collect();
             let Some(_) = run.visits(schedule, visits, Phase::Blocks, limit, &field)? else {
-                return Ok(run.end);
+                return Ok(false);
             };
         }
     }
@@ -170,22 +183,23 @@ pub(super) fn sampled<P: Points, B: Blocks>(
         if blocks == 0 {
             confirmed.retain(|bytes| *bytes == sizes[main] || Some(bytes) == sizes.last());
         }
-        let per_cell: f64 = confirmed.iter().map(|&bytes| run.cost(bytes)).sum();
-        let room = run.agree((limit - run.spent_ns()).max(0.0) as u64)? as f64;
+        let per_cell: u64 = confirmed.iter().map(|&bytes| run.spent.of_point(bytes)).sum();
+        let per_cell = usize::try_from(run.agree(per_cell)?).unwrap_or(usize::MAX).max(1);
+        let room = run.decide(limit - run.spent_ns())?;
         let usable = |row: usize, column: usize| run.points.is_usable(Cell { row, column });
-        let fits = &mut |cells: usize| Ok(to_f64(cells) * per_cell < room);
-        let rounds = sampled_confirmation(table, min_effect, extent.seed, &usable, fits)?;
+        let fits = |cells: usize| cells.saturating_mul(per_cell) < room;
+        let rounds = sampled_confirmation(table, min_effect, extent.seed, &usable, &fits);
         for cells in rounds {
             next_block(schedule);
             let visits = all_sizes(&cells, &confirmed);
             match run.visits(schedule, visits, Phase::Confirm, limit, &field)? {
-                None => return Ok(run.end),
+                None => return Ok(false),
                 Some(false) => break,
                 Some(true) => {}
             }
         }
     }
-    run.finish()
+    Ok(true)
 }
 
 impl Field<'_> {
@@ -252,6 +266,13 @@ impl<P: Points> Drive<'_, '_, P> {
         self.spent.of_point(bytes) as f64
     }
 
+    /// Rank 0's number, rounded down.
+    fn decide(&mut self, own: f64) -> Result<usize> {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
+        let own = own.clamp(0.0, 1e15) as u64;
+        Ok(usize::try_from(self.agree(own)?).unwrap_or(usize::MAX))
+    }
+
     /// Makes these visits in fresh order, as long as the time allows; `None` when the sweep was asked
     /// to end, false when the time was up.
     fn visits<B: Blocks>(
@@ -298,3 +319,6 @@ impl<P: Points> Drive<'_, '_, P> {
 fn to_f64(count: usize) -> f64 {
     count as f64
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,9 +36,9 @@ pub(crate) enum Command {
     /// Everything about this machine: census, H2D matrix, core-pair matrix, diagnosis, report.
     ///
     /// Start here: `cluster-health all --out results`, then open results/report.md,
-    /// results/matrices.xlsx and the pictures. Where all pairs of CPUs would take more than about
-    /// three minutes, few CPUs of each NUMA node are paired, and a note says so; `core-pair`, or
-    /// --rank0-cpus and --rank1-cpus here, measures as many as you like.
+    /// results/matrices.xlsx and the pictures. A matrix that would take more than about three minutes
+    /// is sampled, and a note says so; `h2d` and `core-pair`, or lists of CPUs here, measure as many
+    /// cells as you like.
     All(AllArgs),
     /// Which CPUs can really be bound, and why not where they cannot.
     ///
@@ -412,6 +412,11 @@ impl CommonArgs {
 }
 
 impl H2dArgs {
+    /// True when the CPUs were named: then all of them are measured.
+    pub(crate) fn names_cpus(&self) -> bool {
+        self.cpus.trim() != "auto"
+    }
+
     /// Copies to one device at a time, unless `copies` says otherwise.
     pub(crate) fn plan(
         &self,

@@ -16,7 +16,9 @@ use cluster_health_matrix::older::ScanOrder;
 use cluster_health_matrix::older::export::{ExportMeta, export};
 use cluster_health_matrix::older::import::{ImportRequest, SourceFormat, read};
 use cluster_health_matrix::output::{first_page, markdown};
-use cluster_health_matrix::plan::{CorePairPlan, Cost, H2dPlan, Order, allows_same_device};
+use cluster_health_matrix::plan::{
+    CorePairPlan, Cost, H2dPlan, Order, Sampling, allows_same_device,
+};
 use cluster_health_matrix::report::Report;
 use cluster_health_matrix::run::{
     AffinityFile, FolderLock, Manifest, OpenMode, PlanRecord, RunStatus, SAMPLES, SampleReader,
@@ -71,8 +73,8 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
 /// Visits that confirm or refute a suspicion.
 const CONFIRMING_VISITS: usize = 6;
 
-/// `all` measures every pair of CPUs where that is expected to take at most so long.
-const ALL_PAIRS_SECONDS: f64 = 180.0;
+/// `all` measures whole matrices where one is expected to take at most so long, else it samples them.
+const WHOLE_SECONDS: f64 = 180.0;
 
 fn h2d(args: &H2dSweepArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
@@ -152,8 +154,17 @@ impl Membership {
 fn all(args: &AllArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
     let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
-    let h2d = args.h2d.plan(&args.common, None, &machine)?;
-    let (pair, notes) = pair_of_all(args, &machine, &h2d)?;
+    let mut h2d = args.h2d.plan(&args.common, None, &machine)?;
+    let (pair, mut notes) = pair_of_all(args, &machine, &h2d)?;
+    // A fixed rate: what is measured just now may differ when the run is resumed, and with it the
+    // plan.
+    let rate = machine.scenario().map_or(20.0, |scenario| scenario.h2d.gbps);
+    let seconds = h2d.cost(&machine, Bandwidth::gb_per_second(rate)).seconds;
+    let whole = h2d.order == Order::Sequential || h2d.ci.is_some() || h2d.loads.len() > 1;
+    if h2d.sample.is_none() && seconds > WHOLE_SECONDS && !whole && !args.h2d.names_cpus() {
+        h2d.sample = Some(Sampling::within(Sampling::COPIES));
+        notes.push(sampled_note("h2d", "--cpus", seconds, Sampling::COPIES));
+    }
     let plan = PlanRecord::of_h2d(h2d).with_core_pair(pair);
     record_run("all", &machine, &plan, membership, notes, &args.folder)
 }
@@ -171,27 +182,27 @@ fn pair_of_all(
     if let Err(error) = core_pair_ready(machine) {
         return Ok((None, vec![format!("pair matrix skipped: {error}")]));
     }
-    let plan = args.pair.plan(&args.common, Some(&args.h2d), true, machine)?;
-    // A fixed rate: what is measured just now may differ when the run is resumed, and with it the
-    // plan.
+    let mut plan = args.pair.plan(&args.common, Some(&args.h2d), true, machine)?;
     let rate = machine.scenario().map_or(5.0, |scenario| scenario.all_gather.gbps);
     let seconds = plan.cost(machine, Bandwidth::gb_per_second(rate)).seconds;
-    if seconds <= ALL_PAIRS_SECONDS || args.pair.names_cpus() {
+    let whole = plan.order == Order::Sequential || plan.ci.is_some() || plan.loads.len() > 1;
+    if plan.sample.is_some() || seconds <= WHOLE_SECONDS || whole || args.pair.names_cpus() {
         return Ok((Some(plan), Vec::new()));
     }
-    let few = plan.few_per_node(machine);
-    let note = format!(
-        "pair matrix of {} × {} CPUs, few of each NUMA node: all {} × {} would take about {}; \
-         measure them with cluster-health core-pair --device-pair {},{} --out DIR",
-        few.rank0_cpus.len(),
-        few.rank1_cpus.len(),
-        plan.rank0_cpus.len(),
-        plan.rank1_cpus.len(),
-        duration(seconds),
-        plan.device_pair[0],
-        plan.device_pair[1],
-    );
-    Ok((Some(few), vec![note]))
+    plan.sample = Some(Sampling::within(Sampling::PAIRS));
+    let note = sampled_note("core-pair", "--rank0-cpus and --rank1-cpus", seconds, Sampling::PAIRS);
+    Ok((Some(plan), vec![note]))
+}
+
+/// What a reader should know about a matrix that `all` does not measure whole.
+fn sampled_note(command: &str, lists: &str, seconds: f64, budget: Duration) -> String {
+    format!(
+        "{command}: a part of the matrix is measured within {}, the rest predicted; all of it would \
+         take about {}. Left out: single slow cells. Whole: cluster-health {command} --out DIR, or \
+         {lists} here",
+        duration(budget.as_secs_f64()),
+        duration(seconds)
+    )
 }
 
 /// Announces, runs, records and shows the sweeps of a plan.
@@ -558,6 +569,13 @@ fn confirming(most: usize, min_effect: f64) -> String {
 
 fn plan_pairs(args: &PlanArgs, machine: &Machine) -> Result<Done> {
     let plan = args.pair.plan(&args.common, Some(&args.h2d), false, machine)?;
+    if let Some(sample) = plan.sample {
+        let whole = plan.cost(machine, assumed_pair_rate(machine, &plan));
+        let noise = plan.detectable(machine).assumed_noise;
+        let shape = [plan.rank0_cpus.len(), plan.rank1_cpus.len()];
+        let of_cell = seconds_of_smallest(&whole, &plan.sizes);
+        return plan_sample(args, &json!(plan), sample, &whole, (noise, shape, of_cell));
+    }
     let cost = plan.cost(machine, assumed_pair_rate(machine, &plan));
     let effects = plan.detectable(machine);
     let cells = plan.rank0_cpus.len() * plan.rank1_cpus.len();
@@ -589,6 +607,13 @@ fn plan_pairs(args: &PlanArgs, machine: &Machine) -> Result<Done> {
 
 fn plan_h2d(args: &PlanArgs, machine: &Machine) -> Result<Done> {
     let plan = args.h2d.plan(&args.common, Some(&args.copies), machine)?;
+    if let Some(sample) = plan.sample {
+        let whole = plan.cost(machine, assumed_rate(machine, plan.largest()));
+        let noise = plan.detectable(machine).assumed_noise;
+        let shape = [plan.cpus.len(), plan.devices.len()];
+        let of_cell = seconds_of_smallest(&whole, &plan.sizes);
+        return plan_sample(args, &json!(plan), sample, &whole, (noise, shape, of_cell));
+    }
     let cost = plan.cost(machine, assumed_rate(machine, plan.largest()));
     let effects = plan.detectable(machine);
     let cells = plan.cpus.len() * plan.devices.len();
@@ -623,6 +648,61 @@ fn plan_h2d(args: &PlanArgs, machine: &Machine) -> Result<Done> {
     writeln!(text, "{}", confirming(most, plan.min_effect)).ok();
     print_text(&text);
     Ok(Done::Clean)
+}
+
+/// Time of one point of the smallest size, as if all of it were that of the bytes.
+fn seconds_of_smallest(whole: &Cost, sizes: &[ByteSize]) -> f64 {
+    let all: u64 = sizes.iter().map(|size| size.bytes()).sum();
+    let share = to_f64(sizes[0].bytes()) * to_f64(sizes.len() as u64) / to_f64(all);
+    whole.seconds / to_f64(whole.points.max(1)) * share
+}
+
+/// What a sampled sweep costs and finds: its budget is the cost.
+fn plan_sample(
+    args: &PlanArgs,
+    plan: &Value,
+    sample: Sampling,
+    whole: &Cost,
+    (noise, [rows, columns], seconds_per_cell): (f64, [usize; 2], f64),
+) -> Result<Done> {
+    let cells = to_f64((rows * columns) as u64);
+    // Half of the budget goes to cells chosen by chance, mostly at one size.
+    let base = (0.4 * sample.budget().as_secs_f64() / seconds_per_cell.max(1e-9)).min(cells);
+    // A line is suspected from 2.6 standard errors on; 1.645 more for 95 % power.
+    let line = |lines: usize| {
+        let visits = (base / to_f64(lines as u64)).max(1.0) + 4.0;
+        1.0 - (-(2.6 + 1.645) * noise / visits.sqrt()).exp()
+    };
+    let effects = [line(rows), line(columns)];
+    let seconds = sample.budget().as_secs_f64().min(whole.seconds);
+    if args.output.json {
+        print_json(&json!({
+            "schema_version": 1, "plan": plan, "whole": whole,
+            "cost": { "seconds": seconds, "cells_by_chance": base },
+            "detectable": {
+                "assumed_noise": noise, "row": effects[0], "column": effects[1], "cell": null,
+            },
+        }));
+        return Ok(Done::Clean);
+    }
+    print_text(&format!(
+        "sampled: at most {} from first bind to last sample, about {base:.0} of {cells:.0} cells at one \
+         size and what looks suspicious again; all cells would take {} and {:.1} GB\n\
+         smallest slowdown found with 95 % power, assuming {:.1} % noise per visit: a row {:.1} %, a \
+         column {:.1} %; single cells are beyond a sample\n",
+        duration(sample.budget().as_secs_f64()),
+        duration(whole.seconds),
+        bytes_gb(whole.bytes.bytes()),
+        100.0 * noise,
+        100.0 * effects[0].max(0.03),
+        100.0 * effects[1].max(0.03),
+    ));
+    Ok(Done::Clean)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "shown with few digits")]
+fn to_f64(count: u64) -> f64 {
+    count as f64
 }
 
 #[allow(clippy::cast_precision_loss, reason = "shown with one digit")]

@@ -45,6 +45,8 @@ const END: u32 = 7;
 const CLOCK: u32 = 8;
 /// In place of a state before a point: this rank's load cannot run, and why.
 const NO_LOAD: u32 = 9;
+/// A number of rank 0 that all ranks go by.
+const DECIDED: u32 = 10;
 
 /// One iteration (a batch of all-gathers where the devices' clock is coarse) on this rank.
 #[derive(Debug, Clone, Copy)]
@@ -569,6 +571,26 @@ impl PairRunner for LivePair<'_> {
 
     fn check_ns(&self) -> u64 {
         self.check_ns
+    }
+
+    fn agree(&mut self, value: u64) -> Result<u64> {
+        let (mut decided, mut stop) = (value, false);
+        self.control.exchange(DECIDED, &value.to_ne_bytes(), |rank, message| {
+            if message.kind == STOP {
+                stop = true;
+                return Ok(());
+            }
+            expect(rank, message.kind, DECIDED)?;
+            if rank == 0 {
+                decided = word(message.bytes, 0);
+            }
+            Ok(())
+        })?;
+        if stop {
+            self.stopped = true;
+            return Err(Error::Cancelled);
+        }
+        Ok(decided)
     }
 
     fn stop(&mut self) {

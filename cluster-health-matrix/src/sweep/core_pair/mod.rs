@@ -249,6 +249,14 @@ pub(crate) trait PairRunner {
     /// Tells the other rank that no further point comes.
     fn stop(&mut self) {}
 
+    /// Rank 0's value, on all ranks.
+    ///
+    /// # Errors
+    /// As [`measure`](Self::measure).
+    fn agree(&mut self, value: u64) -> Result<u64> {
+        Ok(value)
+    }
+
     /// What burned so far, of all ranks as far as this one knows.
     fn loads(&self) -> Vec<LoadRecord>;
 }
@@ -417,6 +425,10 @@ impl Points for Pairs<'_> {
         if let Some(runner) = &mut self.runner {
             runner.stop();
         }
+    }
+
+    fn agree(&mut self, value: u64) -> Result<u64> {
+        self.runner.as_mut().map_or(Ok(value), |runner| runner.agree(value))
     }
 
     fn accounts(&self) -> &Accounts {
