@@ -13,6 +13,8 @@ mod ascend_pairs;
 mod bad_input;
 mod commands;
 mod compare;
+mod crashes;
+mod damage;
 mod diagnose;
 mod directions;
 mod env;
