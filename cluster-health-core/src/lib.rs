@@ -42,6 +42,7 @@ pub mod timer;
 pub mod topology;
 pub mod transfer;
 pub mod units;
+pub mod watch;
 
 pub use activity::{DeviceActivity, DeviceProcess};
 pub use backend::synthetic::{PointContext, Scenario};
@@ -60,3 +61,4 @@ pub use stream::{Event, Stream};
 pub use timer::EventTimer;
 pub use transfer::Transfer;
 pub use units::{Bandwidth, ByteSize, parse_duration};
+pub use watch::Watchdog;

@@ -20,8 +20,8 @@ use crate::older::import::{ImportRequest, Imported};
 use crate::plan::{CorePairPlan, H2dPlan};
 use crate::report::{Report, ReportOptions};
 use crate::run::{
-    FolderLock, ImportPlan, LoadProfileRecord, Manifest, OpenMode, Opened, PlanRecord, RunFolder,
-    RunStatus, SampleReader, Segment, timings_of_log, utc_now,
+    FolderLock, ImportPlan, LoadProfileRecord, MANIFEST, Manifest, OpenMode, Opened, PlanRecord,
+    RunFolder, RunStatus, SampleReader, Segment, timings_of_log, utc_now, write_json,
 };
 use crate::samples::{Sample, Sweep};
 use crate::sweep::{Course, RunClock, Timings, core_pair_in, h2d_in, not_this_plan};
@@ -342,6 +342,21 @@ pub fn record(
     let mut report = Report::read(dir)?;
     report.write(dir, &options.report)?;
     Ok(report)
+}
+
+/// Marks the run in `dir` as interrupted for `reason`: for a host that ends its process because a call
+/// below [`record`] does not return. What was measured is in the log already; `--resume` goes on.
+///
+/// # Errors
+/// When the manifest cannot be read or written.
+pub fn abandon(dir: &Path, reason: &str) -> Result<()> {
+    let mut manifest = Manifest::read(dir)?;
+    if manifest.status != RunStatus::Running {
+        return Ok(());
+    }
+    manifest.status = RunStatus::Interrupted;
+    note(&mut manifest, format!("the run was ended: {reason}"));
+    write_json(&dir.join(MANIFEST), &manifest)
 }
 
 /// The report of a run that has every point. One that was killed then lacks outputs, of which the

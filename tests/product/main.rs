@@ -21,6 +21,7 @@ mod env;
 mod field_cases;
 mod folder;
 mod full_disk;
+mod hangs;
 mod launchers;
 mod loads;
 mod pairs;
