@@ -32,15 +32,15 @@ fn error(call: &str, ran: &Ran) -> Value {
 }
 
 const H2D: &str = "h2d --quiet --json --backend ascend --sizes 64KiB --iters 2 --warmup 1 \
-                   --repeats 40 --timeout 1s --out @out";
+                   --repeats 400 --timeout 1s --out @out";
 
 #[test]
 fn a_call_that_never_returns_ends_the_run_with_its_name_and_keeps_the_points() {
     // Those of the set-up come before.
     for (call, at) in [
         ("aclrtMemcpyAsync", 150),
-        ("aclrtRecordEvent", 500),
-        ("aclrtSynchronizeStreamWithTimeout", 500),
+        ("aclrtRecordEvent", 900),
+        ("aclrtSynchronizeStreamWithTimeout", 900),
     ] {
         let place = Place::new();
         let (ran, took) = run(&place, H2D, &format!("{call}@1:{at}:hang"));
@@ -80,7 +80,7 @@ fn calls_of_the_set_up_that_never_return_are_named() {
         ("aclrtFree:1:hang", "aclrtFree"),
     ] {
         let place = Place::new();
-        let line = H2D.replace("--repeats 40", "--repeats 1");
+        let line = H2D.replace("--repeats 400", "--repeats 1");
         let (ran, took) = run(&place, &line, fault);
         let error = error(call, &ran);
         assert_eq!((&error["kind"], &error["call"]), (&"timeout".into(), &call.into()), "{error}");
@@ -140,7 +140,7 @@ fn a_rank_whose_collective_never_returns_ends_and_so_does_the_other() {
 fn waits_with_a_bound_of_their_own_are_left_alone() {
     // A stream that stands still is the timeout of its wait, which costs its points and no run.
     let place = Place::new();
-    let line = H2D.replace("--repeats 40", "--repeats 2");
+    let line = H2D.replace("--repeats 400", "--repeats 2");
     let (ran, _) = run(&place, &line, "aclrtMemcpyAsync@1:2:stall");
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(!ran.stderr.contains("has not returned"), "{ran:?}");

@@ -17,6 +17,7 @@ mod crashes;
 mod damage;
 mod diagnose;
 mod directions;
+mod embedding;
 mod env;
 mod field_cases;
 mod folder;
