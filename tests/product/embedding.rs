@@ -335,7 +335,7 @@ fn ranks() {
         let plan = CorePairPlan::builder().sizes([ByteSize(8)]).repeats(2).timeout(timeout);
         let plan = plan.build(&machine).unwrap();
         thread::scope(|scope| {
-            for group in RankGroup::threads(2).unwrap() {
+            let ranks = RankGroup::threads(2).unwrap().into_iter().map(|group| {
                 let (machine, plan) = (&machine, &plan);
                 // One rank alone has a host that behaves so.
                 let way = if group.rank() == 0 { way } else { Way::Complete };
@@ -345,8 +345,10 @@ fn ranks() {
                         sweep::core_pair(machine, plan, Some(&group), &mut guest)
                     }));
                     assert_eq!(ended.is_err(), way == Way::Panicked);
-                });
-            }
+                })
+            });
+            // The end of a scope does not wait for the very end of its threads.
+            ranks.collect::<Vec<_>>().into_iter().for_each(|rank| rank.join().unwrap());
         });
     };
     pair(Way::Complete);

@@ -2,64 +2,20 @@
 //! after it. Cases of one module are tested there; docs/reliability.md maps all of them.
 
 use std::fs;
-use std::os::unix::process::CommandExt as _;
 
 use serde_json::{Value, json};
 
+use crate::limits::{limit, refuse};
 use crate::support::{Csv, Folder, MIB, Place, QUIET, Ran, assert_whole, close, contents, names};
-
-/// The numbers of the system calls that place memory or ask where it is.
-fn placement_calls() -> [u32; 3] {
-    [libc::SYS_mbind, libc::SYS_move_pages, libc::SYS_get_mempolicy]
-        .map(|number| u32::try_from(number).unwrap())
-}
-
-/// A filter that makes them fail with EPERM, as container runtimes do.
-fn no_placement() -> Vec<libc::sock_filter> {
-    let word = |code: u32| u16::try_from(code).unwrap();
-    let load = word(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS);
-    let equal = word(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K);
-    let give = word(libc::BPF_RET | libc::BPF_K);
-    // The number of the call is the first word of what a filter sees.
-    let mut filter = vec![libc::sock_filter { code: load, jt: 0, jf: 0, k: 0 }];
-    let calls = placement_calls();
-    for (at, number) in calls.iter().enumerate() {
-        let to_refusal = u8::try_from(calls.len() - at).unwrap();
-        filter.push(libc::sock_filter { code: equal, jt: to_refusal, jf: 0, k: *number });
-    }
-    let refusal = libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).unwrap();
-    filter.push(libc::sock_filter { code: give, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW });
-    filter.push(libc::sock_filter { code: give, jt: 0, jf: 0, k: refusal });
-    filter
-}
-
-fn check(result: libc::c_int) -> std::io::Result<()> {
-    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-}
 
 #[test]
 fn f8_a_sandbox_that_hides_where_pages_are() {
     let place = Place::new();
     let mut command =
         place.command("h2d --quiet --backend host --devices 0 --sizes 1MiB --repeats 2 --out @out");
-    let mut filter = no_placement();
-    let apply = move || {
-        let program = libc::sock_fprog {
-            len: u16::try_from(filter.len()).unwrap_or_default(),
-            filter: filter.as_mut_ptr(),
-        };
-        // SAFETY:
-        // * prctl with these arguments takes no pointers.
-        check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-        let program: *const libc::sock_fprog = &raw const program;
-        // SAFETY:
-        // * The program and its filter live until the call returns; the kernel copies them.
-        check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, program) })
-    };
-    // SAFETY:
-    // * Between fork and exec the closure makes two system calls and nothing else: the filter was
-    //   allocated before.
-    unsafe { command.pre_exec(apply) };
+    // As container runtimes do.
+    let calls = [libc::SYS_mbind, libc::SYS_move_pages, libc::SYS_get_mempolicy];
+    refuse(&mut command, &calls, libc::EPERM);
     let ran = Ran::of(&mut command);
     let plan = place.run("plan --backend host --sizes 1MiB --json").json();
     let nodes = plan["plan"]["devices"].as_array().unwrap().len();
@@ -76,8 +32,6 @@ fn f8_a_sandbox_that_hides_where_pages_are() {
     }
 }
 
-const CAP_IPC_LOCK: libc::c_ulong = 14;
-
 #[test]
 fn f10_memory_that_may_not_be_locked() {
     for options in ["", "--arena core"] {
@@ -85,21 +39,7 @@ fn f10_memory_that_may_not_be_locked() {
         let mut command = place.command(&format!(
             "h2d --backend host --sizes 1MiB,32KiB --repeats 2 {options} --out @out"
         ));
-        let apply = || {
-            // The limit does not bind who holds the capability; what is not in the bounding set
-            // is not regained by exec. Who may not change the set does not hold it either.
-            // SAFETY:
-            // * prctl with these arguments takes no pointers.
-            unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0) };
-            let limit = libc::rlimit { rlim_cur: 65_536, rlim_max: 65_536 };
-            let limit: *const libc::rlimit = &raw const limit;
-            // SAFETY:
-            // * The limit lives until the call returns.
-            check(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, limit) })
-        };
-        // SAFETY:
-        // * Between fork and exec the closure makes two system calls and nothing else.
-        unsafe { command.pre_exec(apply) };
+        limit(&mut command, libc::RLIMIT_MEMLOCK, 65_536);
         let ran = Ran::of(&mut command);
         assert_whole(&ran);
         let folder = Folder::read(&place.path("out"));

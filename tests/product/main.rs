@@ -24,6 +24,7 @@ mod folder;
 mod full_disk;
 mod hangs;
 mod launchers;
+mod limits;
 mod loads;
 mod pairs;
 mod policies;
