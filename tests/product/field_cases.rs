@@ -125,6 +125,11 @@ fn ids(list: &Value) -> Vec<u64> {
 }
 
 /// Multiplies the times of every point.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "nanoseconds of a few milliseconds"
+)]
 fn stretch(sample: &mut Value, factor: f64) {
     for times in ["iter_ns", "warmup_ns"] {
         let stretched = sample[times].as_array().unwrap().iter();

@@ -81,7 +81,7 @@ fn h2d(args: &H2dSweepArgs) -> Result<Done> {
     let watchdog = guard::watch(&common.backend, common.timeout()?, args.folder.output.json)?;
     let machine = args.common.backend.machine()?;
     let plan = args.h2d.plan(&args.common, Some(&args.copies), &machine)?;
-    keep_off(watchdog.as_ref(), plan.cpus.iter());
+    keep_off(watchdog.as_ref(), plan.cpus.iter().copied());
     let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     if let Some(group) = membership.follower() {
         log!("rank {} has nothing to do: rank 0 measures H2D", group.rank());
@@ -96,14 +96,14 @@ fn core_pair(args: &PairSweepArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
     let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     let plan = args.pair.plan(&args.common, None, false, &machine)?;
-    keep_off(watchdog.as_ref(), plan.rank0_cpus.iter().chain(&plan.rank1_cpus));
+    keep_off(watchdog.as_ref(), plan.rank0_cpus.iter().chain(&plan.rank1_cpus).copied());
     let plan = PlanRecord::of_core_pair(plan);
     record_run("core-pair", &machine, &plan, membership, Vec::new(), &args.folder)
 }
 
-fn keep_off<'a>(watchdog: Option<&Watchdog>, cpus: impl Iterator<Item = &'a CpuId>) {
+fn keep_off(watchdog: Option<&Watchdog>, cpus: impl Iterator<Item = CpuId>) {
     if let Some(watchdog) = watchdog {
-        watchdog.keep_off(cpus.copied());
+        watchdog.keep_off(cpus);
     }
 }
 
@@ -178,7 +178,7 @@ fn all(args: &AllArgs) -> Result<Done> {
     let machine = args.common.backend.machine()?;
     let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     let h2d = args.h2d.plan(&args.common, None, &machine)?;
-    keep_off(watchdog.as_ref(), h2d.cpus.iter());
+    keep_off(watchdog.as_ref(), h2d.cpus.iter().copied());
     let (pair, notes) = pair_of_all(args, &machine, &h2d)?;
     let plan = PlanRecord::of_h2d(h2d).with_core_pair(pair);
     record_run("all", &machine, &plan, membership, notes, &args.folder)
