@@ -16,7 +16,8 @@
 //!
 //! A fault covers at most a third of its axis, its axis has at least four members, no row or column
 //! that is not wholly part of one is affected in more than 40 % of its cells, and a slow cell is
-//! not in line with a slow block: beyond that "the rest" and the kind are matters of taste.
+//! not in line with a slow block, and two faults of whole rows (or columns) differ in effect, because
+//! one finding stands for each kind and effect: beyond that "the rest" and the kind are matters of taste.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -67,6 +68,8 @@ pub(crate) struct Planted {
     pub(crate) nodes: Vec<u32>,
     /// True when it costs the same time at all sizes.
     pub(crate) is_fixed: bool,
+    /// Logarithm of the intended ratio of rates at the largest size.
+    pub(crate) log_ratio: f64,
 }
 
 /// What the members of a fault are compared with.
@@ -417,11 +420,24 @@ fn plant_faults(draw: &mut Draw, case: &mut Case) {
         }
         let site = (0..20).find_map(|_| site(draw, case, kind).filter(|site| fits(case, site)));
         if let Some(mut site) = site {
-            let effect = effect(draw, case, &mut site);
-            let _ = write!(case.text, "[[fault]]\n{}{effect}", site.place);
-            case.planted.push(site.planted);
+            // Two of one kind and one effect are one finding to anybody who does not know.
+            let effect = (0..20).find_map(|_| {
+                let effect = effect(draw, case, &mut site);
+                case.planted.iter().all(|other| is_apart(other, &site.planted)).then_some(effect)
+            });
+            if let Some(effect) = effect {
+                let _ = write!(case.text, "[[fault]]\n{}{effect}", site.place);
+                case.planted.push(site.planted);
+            }
         }
     }
+}
+
+/// True unless both are whole rows, or whole columns, of about the same effect.
+fn is_apart(a: &Planted, b: &Planted) -> bool {
+    let (small, large) =
+        (a.log_ratio.abs().min(b.log_ratio.abs()), a.log_ratio.abs().max(b.log_ratio.abs()));
+    a.shape != b.shape || a.shape == Shape::Cells || large - small > (0.3 * large).max(0.1)
 }
 
 /// Lines of the scenario that say how slow.
@@ -440,6 +456,7 @@ fn effect(draw: &mut Draw, case: &Case, site: &mut Site) -> String {
     };
     site.planted.is_fixed = !faster && draw.chance(0.35);
     let slowed = total / ratio;
+    site.planted.log_ratio = ratio.ln();
     if site.planted.is_fixed {
         return format!("extra_us = {:.3}\n", slowed - total);
     }
@@ -544,7 +561,7 @@ fn few(draw: &mut Draw, of: usize) -> usize {
 }
 
 fn planted(kinds: Vec<&'static str>, shape: Shape, cells: Vec<bool>) -> Planted {
-    Planted { kinds, shape, cells, nodes: Vec::new(), is_fixed: false }
+    Planted { kinds, shape, cells, nodes: Vec::new(), is_fixed: false, log_ratio: 0.0 }
 }
 
 fn devices(draw: &mut Draw, case: &Case) -> Site {
@@ -689,7 +706,9 @@ fn plant_artefacts(draw: &mut Draw, case: &mut Case, machine: &Machine) {
             "first_visit" => writeln!(text, "extra_us = {:.2}", draw.log_between(20.0, 3000.0)),
             "drift" => {
                 let change = draw.between(0.01, 0.12) * if draw.chance(0.5) { 1.0 } else { -1.0 };
-                let per_hour = (change / (seconds / 3600.0)).clamp(-1000.0, 1000.0);
+                // Warm-ups, stalls and confirmation make a run last about twice as long as its plan; a rate
+                // that falls by the hour would otherwise never let it end.
+                let per_hour = (change / (2.0 * seconds / 3600.0)).clamp(-1000.0, 1000.0);
                 writeln!(text, "per_hour = {per_hour:.4}")
             }
             "burst" => {

@@ -9,6 +9,7 @@
 //!   --old-way           only machines measured in one block in a fixed order
 //!   --jobs J            threads (all CPUs)
 //!   --print-failures    one line per machine that is not all right
+//!   --print-effects     one line per fault that was found: its ratio, what was estimated, the machine
 //!   --only SEED         one machine: its scenario, the truth and the findings
 //!   --keep DIR          with --only: its result folder is left in DIR
 //! ```
@@ -34,6 +35,7 @@ struct Options {
     jobs: usize,
     old_way: bool,
     print_failures: bool,
+    print_effects: bool,
     only: Option<u64>,
     keep: Option<PathBuf>,
 }
@@ -46,12 +48,17 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
         jobs: std::thread::available_parallelism().map_or(1, usize::from),
         old_way: false,
         print_failures: false,
+        print_effects: false,
         only: None,
         keep: None,
     };
     while let Some(word) = words.next() {
         if word == "--print-failures" {
             options.print_failures = true;
+            continue;
+        }
+        if word == "--print-effects" {
+            options.print_effects = true;
             continue;
         }
         if word == "--old-way" {
@@ -105,6 +112,27 @@ fn show(judged: &Judged) -> Result<()> {
     Ok(())
 }
 
+fn effects(judged: &Judged) {
+    let Judged { case, truths, outcome, .. } = judged;
+    for (fault, truth) in outcome.faults.iter().zip(truths) {
+        let Some(found) = &fault.found else { continue };
+        println!(
+            "effect of {} on {}: {:.4}, estimated {:.4} ({:.4} to {:.4}), {}{}; {} x {}, {:?}",
+            fault.kind,
+            case.seed,
+            truth.ratio,
+            found.ratio,
+            found.low,
+            found.high,
+            if found.is_covered { "covered" } else { "not covered" },
+            if found.effect_is_right { "" } else { ", wrong" },
+            case.rows.len(),
+            case.columns.len(),
+            case.artefacts,
+        );
+    }
+}
+
 fn run(options: &Options) -> Result<bool> {
     if let Some(seed) = options.only {
         let judged = one(seed, options.sweep, options.old_way)?;
@@ -121,7 +149,11 @@ fn run(options: &Options) -> Result<bool> {
         options.machines,
         (options.sweep, options.old_way),
         options.jobs,
-        &|_| (),
+        &|judged| {
+            if options.print_effects {
+                effects(judged);
+            }
+        },
     );
     println!("{summary}");
     if options.print_failures {

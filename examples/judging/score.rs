@@ -65,6 +65,9 @@ pub(crate) struct FaultOutcome {
 
 /// How good a right finding is.
 pub(crate) struct Found {
+    pub(crate) ratio: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
     pub(crate) effect_is_right: bool,
     pub(crate) is_covered: bool,
     /// The same for the ratio against all unaffected cells.
@@ -141,6 +144,9 @@ fn found(planted: &Planted, truth: &Truth, finding: &Finding) -> Found {
     let value = |part: Option<f64>| part.unwrap_or(f64::NAN);
     let covers = |ratio: f64| (value(effect.low)..=value(effect.high)).contains(&ratio);
     Found {
+        ratio: value(effect.ratio),
+        low: value(effect.low),
+        high: value(effect.high),
         effect_is_right: (value(effect.ratio) - truth.ratio).abs() <= EFFECT_AGREES,
         is_covered: covers(truth.ratio),
         is_crudely_covered: covers(truth.crude_ratio),
@@ -171,8 +177,17 @@ pub(crate) fn score(case: &Case, truths: &[Truth], diagnosis: &Diagnosis) -> Out
     }
     let healthy = truth::healthy_cells(case);
     let mut rates = None;
+    // Members of a fault that need not be found, of which some are slower than it is as a whole.
+    let is_about_weak = |at: usize| {
+        case.planted.iter().zip(truths).any(|(planted, truth)| {
+            let mut both = planted.cells.iter().zip(&cells[at]);
+            !truth.is_must()
+                && planted.kinds.contains(&diagnosis.findings[at].kind.as_str())
+                && both.all(|(planted, found)| *planted || !*found)
+        })
+    };
     let wrong = (0..cells.len())
-        .filter(|&at| !used[at] && is_structural(&diagnosis.findings[at]))
+        .filter(|&at| !used[at] && is_structural(&diagnosis.findings[at]) && !is_about_weak(at))
         .map(|at| {
             let overlap = |planted: &&Planted| jaccard(&planted.cells, &cells[at]);
             let on = case.planted.iter().max_by(|a, b| overlap(a).total_cmp(&overlap(b)));

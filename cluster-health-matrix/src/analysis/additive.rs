@@ -51,7 +51,8 @@ pub(crate) fn find(table: &Table, fits: &[Option<Fit>]) -> Vec<Additive> {
         let after = small.cuts.get(at + 1).copied().unwrap_or(u32::MAX);
         check((before, cut, after), None);
     }
-    for step in &small.steps {
+    // Few points do not tell a cost from a factor.
+    for step in small.steps.iter().filter(|step| !step.is_short) {
         check((0, step.seq, u32::MAX), Some(step.col));
     }
     found

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::fit::Fit;
-use super::suspect::{Shape, Suspect, axis_levels};
+use super::suspect::{AxisLevels, Shape, Suspect};
 use super::table::{Kinship, Obs, Table};
 use crate::schedule::{Cell, Random};
 use crate::stats::{median, robust_sd};
@@ -15,6 +15,10 @@ pub(crate) const ROUNDS_SEEN: usize = 5;
 
 /// Fewest lines that suspects are compared with, where there are as many.
 const LEAST_CONTROLS: usize = 6;
+/// First transfers that take so much longer than the timed ones had not settled, share of the time.
+const STILL_FALLS: f64 = 0.1;
+/// Smaller changes of the rest's time are none, logarithm.
+const LEAST_CHANGE: f64 = 0.01;
 
 /// How many cells stand for what is confirmed.
 #[derive(Debug, Clone, Copy)]
@@ -212,7 +216,7 @@ pub(crate) struct Estimate {
     pub(crate) of: usize,
     /// Typical time of the rest while this was confirmed, nanoseconds.
     pub(crate) rest_ns: f64,
-    /// Typical time of the rest at its best, before time slowed everything, nanoseconds.
+    /// Typical time of the rest as the run began, before time changed anything, nanoseconds.
     pub(crate) nominal_ns: f64,
     /// Most of the members' points had not settled although others had: no ground of a finding.
     pub(crate) unsettled: bool,
@@ -223,7 +227,8 @@ pub(crate) struct Estimate {
 pub(crate) struct SizeView<'a> {
     pub(crate) table: &'a Table,
     pub(crate) fit: &'a Fit,
-    pub(crate) min_effect: f64,
+    /// Of its rows and columns.
+    pub(crate) levels: &'a [AxisLevels; 2],
     /// All suspects: none of them is a control.
     pub(crate) suspects: &'a [Suspect],
 }
@@ -265,9 +270,17 @@ impl SizeView<'_> {
     }
 
     fn is_suspect(&self, except: &Shape, row: usize, col: usize) -> bool {
+        // A node that a line is looked at for does not exclude it.
+        let is_of = |other: &Shape| match (other, except) {
+            (
+                Shape::Lines { axis, members, node: Some(_) },
+                Shape::Lines { axis: own, members: lines, node: None },
+            ) => axis == own && lines.iter().all(|line| members.binary_search(line).is_ok()),
+            _ => other == except,
+        };
         self.suspects
             .iter()
-            .any(|other| other.shape != *except && other.shape.has(self.table, row, col))
+            .any(|other| !is_of(&other.shape) && other.shape.has(self.table, row, col))
     }
 
     /// The confirming points that count for a shape, and whether its own had not settled although
@@ -299,7 +312,13 @@ impl SizeView<'_> {
             .iter()
             .map(|&at| &self.table.obs[at as usize])
             .filter(|obs| obs.is_block());
-        (points, members && !others && unsettled(&mut blocks, true))
+        // Slow from the first transfer on is slow, not unsettled.
+        let mut leads: Vec<f64> = confirming()
+            .filter(|obs| has(obs))
+            .map(|obs| f64::from(obs.lead_ns) / f64::from(obs.ln).exp())
+            .collect();
+        let still_falls = !leads.is_empty() && median(&mut leads) > STILL_FALLS;
+        (points, members && !others && still_falls && unsettled(&mut blocks, true))
     }
 
     /// The estimate for a shape; `None` when its cells or controls were not confirmed at this size.
@@ -308,30 +327,39 @@ impl SizeView<'_> {
         Some(Estimate { unsettled, ..self.estimate_of(shape, &points)? })
     }
 
-    /// Times of the rest while suspects were confirmed, and at its best: in the fastest stretch
-    /// between two steps of time that has a tenth of the points.
+    /// Times of the rest while suspects were confirmed, and as the run began, before time changed
+    /// anything.
     fn rest_times(&self) -> (f64, f64) {
         let (table, fit) = (self.table, self.fit);
-        let mut stretches = vec![Vec::new(); fit.cuts.len() + 1];
         let mut confirming = Vec::new();
+        let mut first = Vec::new();
+        // A stretch of a few points at the start is a disturbance.
+        let least = (fit.which.len() / 25).max(2);
+        let until = fit.cuts.iter().copied().find(|&cut| {
+            fit.which.partition_point(|&at| table.obs[at as usize].seq < cut) >= least
+        });
         for (&at, &time) in fit.which.iter().zip(&fit.time) {
             let obs = &table.obs[at as usize];
             if obs.is_confirm() {
                 confirming.push(f64::from(time));
             }
-            stretches[fit.cuts.partition_point(|&cut| cut <= obs.seq)].push(f64::from(time));
+            if until.is_none_or(|until| obs.seq < until) {
+                first.push(f64::from(time));
+            }
         }
-        let least = fit.which.len() / 10;
-        let best = stretches
-            .iter_mut()
-            .filter(|stretch| stretch.len() >= least.max(1))
-            .map(|stretch| median(stretch))
-            .fold(f64::INFINITY, f64::min);
-        let now = if confirming.is_empty() { 0.0 } else { median(&mut confirming) };
-        let best = if best.is_finite() { best.min(now) } else { now };
-        // Less than a few percent is noise of the fit.
-        let best = if now - best < 0.03 { now } else { best };
-        ((fit.mu + now).exp(), (fit.mu + best).exp())
+        // What drifts is extrapolated from the thirds of the stretch to its beginning.
+        let third = first.len() / 3;
+        let start = if third >= 4 {
+            let [early, late] = [&first[..third], &first[first.len() - third..]]
+                .map(|part| median(&mut part.to_vec()));
+            early - (late - early) / 4.0
+        } else {
+            median(&mut first)
+        };
+        let now = if confirming.is_empty() { start } else { median(&mut confirming) };
+        // A per cent is noise of the fit.
+        let start = if (now - start).abs() < LEAST_CHANGE { now } else { start };
+        ((fit.mu + now).exp(), (fit.mu + start).exp())
     }
 
     /// Takes rows and columns out of a rectangle that show less than half of its effect in the
@@ -341,6 +369,15 @@ impl SizeView<'_> {
         let (points, _) = self.confirming(shape);
         let [all_rows, all_cols] = self.table.shape();
         let whole = shape.clone();
+        let mut rest: Vec<f64> = points
+            .iter()
+            .filter(|point| {
+                !whole.has(self.table, point.row, point.col)
+                    && !self.is_suspect(&whole, point.row, point.col)
+            })
+            .map(|point| point.level - point.time - self.fit.row[point.row])
+            .collect();
+        let offset = if rest.is_empty() { 0.0 } else { median(&mut rest) };
         let Shape::Block { rows, cols } = shape else { return };
         let kept = |axis: usize, members: &[usize]| -> Vec<usize> {
             let own = |point: &Point| if axis == 0 { point.row } else { point.col };
@@ -350,7 +387,7 @@ impl SizeView<'_> {
                     .filter(|point| {
                         own(point) == member && whole.has(self.table, point.row, point.col)
                     })
-                    .map(|point| point.level - point.time - self.fit.row[point.row])
+                    .map(|point| point.level - point.time - self.fit.row[point.row] - offset)
                     .collect();
                 levels.len() < 4 || median(&mut levels) > 0.4 * effect
             };
@@ -382,6 +419,8 @@ impl SizeView<'_> {
         let mut controls: Vec<f64> = Vec::new();
         let mut units = 0_usize;
         let mut control_lines = BTreeSet::new();
+        // Whether each visit to a member told its own level.
+        let mut has_level = true;
         for visit in points.chunk_by(|a, b| a.visit == b.visit) {
             // A rectangle is judged by all its cells; a line without the rectangles in it.
             let usable: Vec<&Point> = visit
@@ -405,6 +444,8 @@ impl SizeView<'_> {
             // Points of one visit share its level, which cancels against the others of it.
             let level =
                 if by_visit && others.len() >= 3 { median(&mut others.clone()) } else { 0.0 };
+            has_level &=
+                !by_visit || others.len() >= 3 || !usable.iter().any(|point| inside(point));
             if by_visit {
                 controls.extend(others.iter().map(|value| value - level));
                 for point in usable.iter().filter(|point| inside(point)) {
@@ -452,7 +493,12 @@ impl SizeView<'_> {
                 (!values.is_empty()).then(|| median(&mut values))
             })
             .collect();
-        self.combine(shape, per_round, (sd, units, controls.len()), control_lines.len())
+        self.combine(
+            shape,
+            per_round,
+            (sd, units, controls.len()),
+            (control_lines.len(), has_level),
+        )
     }
 
     fn combine(
@@ -460,7 +506,7 @@ impl SizeView<'_> {
         shape: &Shape,
         mut rounds: Vec<f64>,
         (sd, units, controls): (f64, usize, usize),
-        lines: usize,
+        (lines, has_level): (usize, bool),
     ) -> Option<Estimate> {
         let (table, fit) = (self.table, self.fit);
         let of = rounds.len();
@@ -487,6 +533,13 @@ impl SizeView<'_> {
         let noise = (round_sd.powi(2) / (0.93 * of as f64) + (1.25 * sd).powi(2) / controls as f64)
             .sqrt()
             .max(1e-6);
+        let noise = match shape {
+            Shape::Lines { axis: 1, members, .. } => {
+                let steps = members.iter().map(|&col| fit.steps_se(col)).fold(0.0, f64::max);
+                noise.hypot(steps)
+            }
+            _ => noise,
+        };
         let blocks = fit.replicates;
         let [all_rows, all_cols] = table.shape();
         // Levels of rows and columns come from the blocks and have errors of their own.
@@ -499,7 +552,7 @@ impl SizeView<'_> {
         let lines = lines.max(1) as f64;
         let variance = match shape {
             Shape::Lines { axis, members, node } => {
-                let levels = axis_levels(table, fit, *axis, self.min_effect);
+                let levels = &self.levels[usize::from(*axis == 1)];
                 let mut variance =
                     levels.spread.powi(2) / levels.healthy as f64 + levels.se.powi(2) / lines;
                 if node.is_some() {
@@ -513,8 +566,10 @@ impl SizeView<'_> {
             Shape::Block { rows, cols } => {
                 let of_rows = if table.sweep.is_pair() {
                     row_variance * (1.0 / rows.len() as f64)
-                } else {
+                } else if has_level {
                     0.0
+                } else {
+                    (1.25 * fit.visit_sd).powi(2) / (blocks * rows.len() as f64)
                 };
                 col_variance * (1.0 / cols.len() as f64 + 1.0 / lines) + of_rows
             }

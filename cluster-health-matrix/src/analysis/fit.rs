@@ -6,7 +6,7 @@
 //! orders make independent of the cells.
 
 use super::sparse::Sampled;
-use super::table::{Kinship, Table};
+use super::table::{Kinship, Obs, Table};
 use crate::stats::{median, quantile, robust_sd};
 
 /// From this time on (in order of measurement) a device's time changed by `delta` (logarithm).
@@ -15,6 +15,10 @@ pub(crate) struct DeviceStep {
     pub(crate) col: usize,
     pub(crate) seq: u32,
     pub(crate) delta: f64,
+    /// Standard error of `delta`: few visits before it leave the device's own level uncertain.
+    pub(crate) se: f64,
+    /// Told by few points near an end of the run, see [`short_steps`].
+    pub(crate) is_short: bool,
 }
 
 /// The fit of one size.
@@ -46,6 +50,12 @@ pub(crate) struct Fit {
 }
 
 impl Fit {
+    /// Standard error of what the steps of device `col` come to.
+    pub(crate) fn steps_se(&self, col: usize) -> f64 {
+        let steps = self.steps.iter().filter(|step| step.col == col);
+        steps.map(|step| step.se * step.se).sum::<f64>().sqrt()
+    }
+
     /// What the steps of device `col` until `seq` come to.
     pub(crate) fn steps(&self, col: usize, seq: u32) -> f64 {
         let steps = self.steps.iter().filter(|step| step.col == col && seq >= step.seq);
@@ -97,11 +107,16 @@ impl Groups {
 }
 
 /// Cells that tell nothing about their rows and columns.
-pub(crate) type Mask<'a> = &'a dyn Fn(usize, usize) -> bool;
+pub(crate) type Mask<'a> = &'a (dyn Fn(usize, usize) -> bool + Sync);
 
 /// Fits the points of one size; `None` when there are none. With a mask, rows and columns are
-/// medians of the cells outside of it.
-pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<Fit> {
+/// medians of the cells outside of it. Devices change at the `known` places (column and seq), too.
+pub(crate) fn fit(
+    table: &Table,
+    size: usize,
+    mask: Option<Mask<'_>>,
+    known: &[(usize, u32)],
+) -> Option<Fit> {
     let [rows, cols] = table.shape();
     let is_pair = table.sweep.is_pair();
     let which: Vec<u32> = (0_u32..)
@@ -141,7 +156,10 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
         col: vec![0.0; cols],
         class: [0.0; 3],
         time: vec![0.0; which.len()],
-        steps: Vec::new(),
+        steps: known
+            .iter()
+            .map(|&(col, seq)| DeviceStep { col, seq, delta: 0.0, se: 0.0, is_short: true })
+            .collect(),
         cuts: Vec::new(),
         confirming: (0..count).filter(|&at| obs(at).is_confirm()).collect(),
         point_sd: 0.0,
@@ -171,6 +189,22 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
     };
     for round in 0..ROUNDS {
         update(&fit, &mut rest);
+        for index in 0..known.len() {
+            let DeviceStep { col, seq, .. } = fit.steps[index];
+            let sides = [false, true].map(|after| {
+                let members = by_col.of(col).iter();
+                let side = members.filter(|&&at| (obs(at).seq >= seq) == after);
+                side.map(|&at| rest[at as usize]).collect::<Vec<f64>>()
+            });
+            let [mut before, mut after] = sides;
+            if before.is_empty() || after.is_empty() {
+                continue;
+            }
+            let counts = [before.len(), after.len()].map(|count| 1.0 / count as f64);
+            fit.steps[index].delta += median(&mut after) - median(&mut before);
+            fit.steps[index].se = (counts[0] + counts[1]).sqrt();
+            update(&fit, &mut rest);
+        }
         for (col, level) in fit.col.iter_mut().enumerate() {
             let members = by_col.of(col);
             scratch.clear();
@@ -216,7 +250,7 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
                 *level += quantile(&mut scratch, level_quantile(cols));
             } else {
                 let mut levels =
-                    visit_levels(members, &rest, |at| obs(at).visit, level_quantile(cols));
+                    visit_levels(members, &rest, |at| obs(at).visit, (cols, level_quantile(cols)));
                 *level += median(&mut levels);
             }
         }
@@ -250,6 +284,8 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
     update(&fit, &mut rest);
     let blocks: Vec<f64> = by_row.members.iter().map(|&at| rest[at as usize]).collect();
     fit.point_sd = robust_sd(&blocks, median(&mut blocks.clone()));
+    // In points until now.
+    fit.steps.iter_mut().for_each(|step| step.se *= 1.25 * fit.point_sd);
     fit.visit_sd = if is_pair {
         fit.point_sd
     } else {
@@ -257,7 +293,7 @@ pub(crate) fn fit(table: &Table, size: usize, mask: Option<Mask<'_>>) -> Option<
         let mut differences = Vec::new();
         for row in 0..rows {
             let q = level_quantile(cols);
-            let levels = visit_levels(by_row.of(row), &rest, |at| obs(at).visit, q);
+            let levels = visit_levels(by_row.of(row), &rest, |at| obs(at).visit, (cols, q));
             differences.extend(levels.windows(2).map(|pair| pair[1] - pair[0]));
         }
         if differences.is_empty() {
@@ -283,12 +319,17 @@ fn center(levels: &mut [f64], has_members: impl Fn(usize) -> bool) -> f64 {
 }
 
 /// The level of each visit among these points of a row, which come in order of measurement. Visits to
-/// a few cells only (those that `--ci` adds) tell about these, not about the row.
-fn visit_levels(members: &[u32], rest: &[f64], visit: impl Fn(u32) -> u32, q: f64) -> Vec<f64> {
+/// a few cells only (those that `--ci` and samples add) tell about these, not about the row.
+fn visit_levels(
+    members: &[u32],
+    rest: &[f64],
+    visit: impl Fn(u32) -> u32,
+    (cols, q): (usize, f64),
+) -> Vec<f64> {
     let visits = || members.chunk_by(|a, b| visit(*a) == visit(*b));
     let most = visits().map(<[u32]>::len).max().unwrap_or(0);
     visits()
-        .filter(|points| 2 * points.len() > most)
+        .filter(|points| 2 * points.len() > most.max(cols) || points.len() == most)
         .map(|points| {
             let mut values: Vec<f64> = points.iter().map(|&at| rest[at as usize]).collect();
             quantile(&mut values, q)
@@ -409,10 +450,117 @@ fn device_steps(
         let members = by_col.of(col);
         let values: Vec<f64> = members.iter().map(|&at| rest[at as usize]).collect();
         if let Some((at, delta)) = step(&values, 4) {
-            steps.push(DeviceStep { col, seq: seq(members[at]), delta });
+            let (before, after) = (at as f64, (values.len() - at) as f64);
+            let se = (1.0 / before + 1.0 / after).sqrt();
+            steps.push(DeviceStep { col, seq: seq(members[at]), delta, se, is_short: false });
         }
     }
     steps
+}
+
+/// Points at either end of a series that may be all there is before or after a step.
+const SHORT_END: usize = 12;
+/// Logarithm of how much more likely a step near an end must be than none.
+const SHORT_END_EVIDENCE: f64 = 16.0;
+/// What one point counts at most: a dip is none.
+const POINT_EVIDENCE: f64 = 12.0;
+
+/// Visits that must be slow before or after a step: a disturbance hits one or two.
+const SLOW_VISITS: usize = 4;
+
+/// How a point differs from the other visits to its cell.
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    seq: u32,
+    visit: u32,
+    /// In units of `sd`.
+    change: f64,
+    sd: f64,
+}
+
+/// Steps of single devices with few points before or after them: too few of one size, enough of all
+/// sizes and the confirming visits together. Column and seq; `rests` are those of each size's points.
+pub(crate) fn short_steps(
+    table: &Table,
+    fits: &[Option<Fit>],
+    rests: &[Option<Vec<f32>>],
+) -> Vec<(usize, u32)> {
+    let [rows, cols] = table.shape();
+    if table.sweep.is_pair() || cols < 2 {
+        return Vec::new();
+    }
+    // Against the other visits to the same cell: what a slow cell does is no step.
+    let mut series: Vec<Vec<Change>> = vec![Vec::new(); cols];
+    for (fit, rests) in fits.iter().zip(rests) {
+        let (Some(fit), Some(rests)) = (fit, rests) else { continue };
+        let at = |place: u32| &table.obs[fit.which[place as usize] as usize];
+        let cell = |obs: &Obs| usize::from(obs.row) * cols + usize::from(obs.col);
+        let count = u32::try_from(rests.len()).unwrap_or(0);
+        let of = (0..count).map(|place| at(place).is_block().then(|| cell(at(place))));
+        let cells = Groups::new(rows * cols, of);
+        let mut others = Vec::new();
+        let mut own: Vec<Vec<Change>> = vec![Vec::new(); cols];
+        for place in 0..count {
+            let obs = at(place);
+            if !obs.is_block() && !obs.is_confirm() {
+                continue;
+            }
+            others.clear();
+            let visits = cells.of(cell(obs)).iter().filter(|&&other| other != place);
+            others.extend(visits.map(|&other| f64::from(rests[other as usize])));
+            if !others.is_empty() {
+                let change = f64::from(rests[place as usize]) - median(&mut others);
+                own[usize::from(obs.col)].push(Change {
+                    seq: obs.seq,
+                    visit: obs.visit,
+                    change,
+                    sd: 1.0,
+                });
+            }
+        }
+        let changes: Vec<f64> = own.iter().flatten().map(|own| own.change).collect();
+        let sd = robust_sd(&changes, 0.0).max(1e-4);
+        for (series, own) in series.iter_mut().zip(own) {
+            series.extend(own.into_iter().map(|own| Change { change: own.change / sd, sd, ..own }));
+        }
+    }
+    let mut found = Vec::new();
+    for (col, series) in series.iter_mut().enumerate() {
+        series.sort_by_key(|own| own.seq);
+        let Some(&Change { sd, .. }) = series.last() else { continue };
+        let level = median(&mut series.iter().map(|own| own.change).collect::<Vec<f64>>());
+        for at_end in [false, true] {
+            let end: Vec<(f64, u32)> = {
+                let rests = series.iter().map(|own| (own.change - level, own.visit));
+                let most = SHORT_END.min(series.len() / 3);
+                if at_end { rests.rev().take(most).collect() } else { rests.take(most).collect() }
+            };
+            let mut best = (SHORT_END_EVIDENCE, 0);
+            for count in 2..=end.len() {
+                let points = &end[..count];
+                let own = median(&mut points.iter().map(|(x, _)| *x).collect::<Vec<f64>>());
+                let beyond = points.iter().filter(|(x, _)| (x - own / 2.0) * own > 0.0).count();
+                // Slow visits are disturbances more often than steps.
+                let visits = 1 + points.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
+                let is_sure = own < 0.0 && !at_end || visits >= SLOW_VISITS;
+                if !is_sure || own.abs() * sd < LEAST_STEP || 4 * beyond < 3 * count {
+                    continue;
+                }
+                let evidence = |(x, _): &(f64, u32)| {
+                    ((x * x - (x - own).powi(2)) / 2.0).clamp(-POINT_EVIDENCE, POINT_EVIDENCE)
+                };
+                let sum: f64 = points.iter().map(evidence).sum();
+                if sum > best.0 {
+                    best = (sum, count);
+                }
+            }
+            if best.1 > 0 {
+                let at = if at_end { series.len() - best.1 } else { best.1 };
+                found.push((col, series[at].seq));
+            }
+        }
+    }
+    found
 }
 
 /// The most significant change of level of a series between stretches of at least `shortest`

@@ -1,14 +1,15 @@
 //! From suspicions and the visits that confirmed them to findings.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use cluster_health_core::ByteSize;
 
-use super::confirm::{Estimate, ROUNDS_SEEN, SizeView};
+use super::confirm::{Estimate, ROUNDS, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates, names, sorted};
 use super::fit::{self, Fit};
 use super::suspect::{
-    Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals, rests,
+    AxisLevels, Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals,
+    rests,
 };
 use super::table::{Kinship, Obs, Table};
 use crate::samples::Sweep;
@@ -16,6 +17,9 @@ use crate::student::holm;
 
 /// Family-wise error of all structural findings of a run.
 const FAMILY_WISE_ERROR: f64 = 0.001;
+
+/// Rectangles of so many cells, and nodes of so many CPUs, are looked at one by one when they are not confirmed.
+const MOST_CELLS: usize = 16;
 
 /// A confirmed shape.
 #[derive(Debug, Clone)]
@@ -27,6 +31,9 @@ struct Confirmed {
     size: usize,
     threshold: f64,
 }
+
+/// Logarithm of the odds at which a size contradicts a member.
+const CONTRADICTS: f64 = -5.0;
 
 /// Gives a rectangle the rows and columns that its effect, as the confirming visits saw it, explains
 /// better than chance in the blocks of all sizes. A single cell stays one.
@@ -51,21 +58,20 @@ fn refine(
     }
     // Logarithm of how much more likely a line is a member than none.
     let evidence = |axis: usize, line: usize, across: &[usize]| -> f64 {
-        known
-            .iter()
-            .map(|(rest, effect)| {
-                let cells = across
-                    .iter()
-                    .map(|&at| if axis == 0 { rest.at(line, at) } else { rest.at(at, line) });
-                let limit = effect + 4.0 * rest.se;
-                cells
-                    .filter(|value| value.is_finite())
-                    // A dip counts as a member at most.
-                    .map(|value| value.clamp(-limit, limit))
-                    .map(|value| effect * (value - effect / 2.0) / (rest.se * rest.se))
-                    .sum::<f64>()
-            })
-            .sum()
+        let by_size = known.iter().map(|(rest, effect)| {
+            let cells = across
+                .iter()
+                .map(|&at| if axis == 0 { rest.at(line, at) } else { rest.at(at, line) });
+            let limit = effect + 4.0 * rest.se;
+            cells
+                .filter(|value| value.is_finite())
+                // A dip counts as a member at most.
+                .map(|value| value.clamp(-limit, limit))
+                .map(|value| effect * (value - effect / 2.0) / (rest.se * rest.se))
+                .sum::<f64>()
+        });
+        // What one size contradicts was a disturbance at the other.
+        by_size.fold(0.0, |sum, one| if one < CONTRADICTS { f64::NEG_INFINITY } else { sum + one })
     };
     for _ in 0..2 {
         for axis in [0, 1] {
@@ -101,12 +107,22 @@ pub(crate) fn confirmed(
     let mut unvisited = Vec::new();
     let rests: Vec<Option<Residuals>> =
         fits.iter().map(|fit| Some(residuals(table, whole(fit)?))).collect();
-    for suspect in suspects {
+    let levels: Vec<Option<[AxisLevels; 2]>> = fits
+        .iter()
+        .map(|fit| {
+            let fit = fit.as_ref()?;
+            Some([0, 1].map(|axis| axis_levels(table, fit, axis, min_effect)))
+        })
+        .collect();
+    let mut left: VecDeque<Suspect> = suspects.iter().cloned().collect();
+    while let Some(mut suspect) = left.pop_front() {
         let views = || {
-            fits.iter()
-                .map(|fit| Some(SizeView { table, fit: fit.as_ref()?, min_effect, suspects }))
+            fits.iter().zip(&levels).map(|(fit, levels)| {
+                let (fit, levels) = (fit.as_ref()?, levels.as_ref()?);
+                Some(SizeView { table, fit, levels, suspects })
+            })
         };
-        let mut suspect = suspect.clone();
+        let whole = suspect.shape.clone();
         // What only chance had added to a rectangle shows nothing now.
         if let Some(view) = views().nth(suspect.size).flatten() {
             view.prune(&mut suspect.shape);
@@ -115,6 +131,24 @@ pub(crate) fn confirmed(
             let effects: Vec<Option<Estimate>> =
                 views().map(|view| view?.estimate(&suspect.shape)).collect();
             refine(&mut suspect.shape, table.shape(), &rests, &effects);
+            if let Some(view) = views().nth(suspect.size).flatten() {
+                view.prune(&mut suspect.shape);
+            }
+            // Slow cells that are no part of it may be slow on their own.
+            if let (Shape::Block { rows, cols }, Some(Some(rest))) =
+                (&whole, rests.get(suspect.size))
+            {
+                let least = min_effect.max(4.0 * rest.se);
+                for (&row, &col) in
+                    rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col)))
+                {
+                    if rest.at(row, col) > least && !suspect.shape.has(table, row, col) {
+                        let shape = Shape::Block { rows: vec![row], cols: vec![col] };
+                        let effect = rest.at(row, col);
+                        left.push_back(Suspect { shape, effect, size: suspect.size });
+                    }
+                }
+            }
         }
         if tested.iter().any(|(_, other)| is_same(&other.shape, &suspect.shape)) {
             continue;
@@ -122,26 +156,11 @@ pub(crate) fn confirmed(
         let mut by_size: Vec<Option<Estimate>> =
             views().map(|view| view?.estimate(&suspect.shape)).collect();
         reconcile(table, &mut by_size);
-        if std::env::var_os("CH_DBG").is_some() {
-            let th = fits
-                .get(suspect.size)
-                .and_then(|f| f.as_ref())
-                .map(|f| thresholds_of(table, f, &suspect.shape, min_effect));
-            eprintln!(
-                "DBG {} eff {:.4} th {:?} {:?}",
-                name(table, &suspect.shape).chars().take(90).collect::<String>(),
-                suspect.effect,
-                th,
-                by_size
-                    .iter()
-                    .flatten()
-                    .map(|e| (e.effect, e.noise, e.se, e.seen, e.of, e.unsettled))
-                    .collect::<Vec<_>>()
-            );
-        }
         let thresholds = |size: usize| {
-            let Some(Some(fit)) = fits.get(size) else { return (f64::INFINITY, f64::INFINITY) };
-            thresholds_of(table, fit, &suspect.shape, min_effect)
+            let Some(Some(levels)) = levels.get(size) else {
+                return (f64::INFINITY, f64::INFINITY);
+            };
+            thresholds_of(&suspect.shape, &|axis| levels[axis].clone(), min_effect)
         };
         // The largest size at which it shows.
         let shows = |size: usize| {
@@ -151,9 +170,11 @@ pub(crate) fn confirmed(
                     _ => estimate.effect,
                 };
                 let (threshold, bound) = thresholds(size);
+                // Of a sample the levels of rows and columns are not known well.
+                let error = if table.sampled { estimate.se } else { estimate.noise };
                 !estimate.unsettled
                     && signed > threshold
-                    && signed - 2.0 * estimate.noise > bound
+                    && signed - 2.0 * error > bound
                     && estimate.seen >= needed(estimate.of)
             })
         };
@@ -162,10 +183,15 @@ pub(crate) fn confirmed(
             .and_then(Option::as_ref)
             .is_some_and(|fit| came_with_time(table, fit, &suspect.shape, suspect.effect));
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
-            unvisited.push(suspect.clone());
+            if suspects.contains(&suspect) {
+                unvisited.push(suspect);
+            }
             continue;
         };
-        let size = (0..by_size.len()).rev().find(|&size| !is_step && shows(size));
+        // Of a sample the size that raised the suspicion is known best: without it there is none.
+        let is_refuted = table.sampled
+            && by_size[suspect.size].is_some_and(|own| own.effect.abs() < 0.5 * min_effect);
+        let size = (0..by_size.len()).rev().find(|&size| !is_step && !is_refuted && shows(size));
         // Once it is sure at one size, the largest one at which it is no trifle is reported.
         let size = size.map(|size| {
             let counts = |other: &usize| {
@@ -181,6 +207,25 @@ pub(crate) fn confirmed(
         // Every size is a try of its own.
         let p = (p * by_size.iter().flatten().count() as f64).min(1.0);
         let Some(size) = size else {
+            // Few CPUs or cells of it may be slow, for which it is not.
+            if let Shape::Lines { axis, members, node: Some(_) } = &suspect.shape
+                && members.len() <= MOST_CELLS
+            {
+                for &member in members {
+                    let shape = Shape::Lines { axis: *axis, members: vec![member], node: None };
+                    left.push_back(Suspect { shape, ..suspect.clone() });
+                }
+            }
+            if let Shape::Block { rows, cols } = &suspect.shape
+                && (2..=MOST_CELLS).contains(&(rows.len() * cols.len()))
+            {
+                for (&row, &col) in
+                    rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col)))
+                {
+                    let shape = Shape::Block { rows: vec![row], cols: vec![col] };
+                    left.push_back(Suspect { shape, ..suspect.clone() });
+                }
+            }
             // It was tested, and counts among the candidates.
             let confirmed = Confirmed {
                 shape: suspect.shape.clone(),
@@ -201,14 +246,13 @@ pub(crate) fn confirmed(
         .filter(|((_, confirmed), passed)| *passed && confirmed.threshold.is_finite())
         .map(|((_, confirmed), _)| confirmed)
         .collect();
+    absorb(&mut found);
     let shapes: Vec<Shape> = found.iter().map(|confirmed| confirmed.shape.clone()).collect();
     found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
     found.sort_by_key(|confirmed| order(&confirmed.shape));
     let mut findings = Vec::new();
-    let spread = [0, 1].map(|axis| {
-        let fit = fits.iter().rev().flatten().next();
-        fit.map_or(0.0, |fit| axis_levels(table, fit, axis, min_effect).spread)
-    });
+    let spread = [0, 1]
+        .map(|axis| levels.iter().rev().flatten().next().map_or(0.0, |levels| levels[axis].spread));
     for mut group in group(found, spread) {
         join(&mut group, &mut unvisited);
         findings.extend(describe(table, fits, &group));
@@ -292,30 +336,41 @@ fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool 
     delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
 }
 
-/// Visits that must show the effect.
+/// Visits that must show the effect: all but one of all rounds, else all of them, at least two.
+///
+/// Written without branches: rustc 1.95 with optimisation takes `if of >= 6 { 5 } else { of.max(2) }` for
+/// `of.max(2)`.
 fn needed(of: usize) -> usize {
-    if of >= 6 { ROUNDS_SEEN } else { of.max(2) }
+    of.max(2) - usize::from(of >= ROUNDS) * (ROUNDS - ROUNDS_SEEN)
 }
 
 /// What an effect must exceed, and what the lower end of its interval must: the smallest effect that
 /// is a fault, and what healthy lines of this axis differ by.
-fn thresholds_of(table: &Table, fit: &Fit, shape: &Shape, min_effect: f64) -> (f64, f64) {
+fn thresholds_of(
+    shape: &Shape,
+    levels: &dyn Fn(usize) -> AxisLevels,
+    min_effect: f64,
+) -> (f64, f64) {
     match shape {
         Shape::Lines { axis, members, node } => {
-            let levels = axis_levels(table, fit, *axis, min_effect);
+            let levels = levels(*axis);
             if node.is_some() {
                 let cores = (members.len() as f64 / 2.0).max(1.0).sqrt();
                 let threshold = min_effect.max(2.8 * levels.spread / cores);
                 (threshold, min_effect.max(HEALTHY_RANGE * levels.spread / cores))
             } else {
-                (levels.threshold, min_effect.max(HEALTHY_RANGE * levels.spread))
+                (
+                    levels.threshold,
+                    min_effect.max(HEALTHY_RANGE * levels.spread * levels.uncertain()),
+                )
             }
         }
         Shape::Block { .. } | Shape::Class(_) => (min_effect, min_effect),
     }
 }
 
-/// Healthy lines are within so many standard deviations of their spread.
+/// Healthy lines are within so many standard deviations of their spread: 2 of a normal distribution
+/// that is cut there, whose own standard deviation is 0.88 of it, and a margin because few lines tell it.
 const HEALTHY_RANGE: f64 = 3.0;
 
 /// True for one shape, and for rectangles that are mostly one: of two suspicions that grew together only
@@ -338,6 +393,42 @@ fn is_part(shape: &Shape, of: &Shape) -> bool {
     };
     let inside = |few: &[usize], all: &[usize]| few.iter().all(|at| all.binary_search(at).is_ok());
     shape != of && inside(rows, of_rows) && inside(cols, of_cols)
+}
+
+/// Single cells that are confirmed on their own in each column of a rectangle are a row of it, and the
+/// other way round.
+fn absorb(found: &mut Vec<Confirmed>) {
+    let cell = |confirmed: &Confirmed| match &confirmed.shape {
+        Shape::Block { rows, cols } if rows.len() * cols.len() == 1 => Some((rows[0], cols[0])),
+        _ => None,
+    };
+    let cells: BTreeSet<(usize, usize)> = found.iter().filter_map(cell).collect();
+    let mut absorbed = BTreeSet::new();
+    for confirmed in found.iter_mut() {
+        let Shape::Block { rows, cols } = &mut confirmed.shape else { continue };
+        if rows.len() * cols.len() == 1 {
+            continue;
+        }
+        let new_rows: BTreeSet<usize> = cells
+            .iter()
+            .map(|&(row, _)| row)
+            .filter(|row| cols.iter().all(|&col| cells.contains(&(*row, col))))
+            .collect();
+        absorbed.extend(new_rows.iter().flat_map(|&row| cols.iter().map(move |&col| (row, col))));
+        let new_cols: BTreeSet<usize> = cells
+            .iter()
+            .map(|&(_, col)| col)
+            .filter(|col| rows.iter().all(|&row| cells.contains(&(row, *col))))
+            .collect();
+        absorbed.extend(new_cols.iter().flat_map(|&col| rows.iter().map(move |&row| (row, col))));
+        rows.extend(new_rows);
+        cols.extend(new_cols);
+        rows.sort_unstable();
+        rows.dedup();
+        cols.sort_unstable();
+        cols.dedup();
+    }
+    found.retain(|confirmed| cell(confirmed).is_none_or(|cell| !absorbed.contains(&cell)));
 }
 
 fn order(shape: &Shape) -> (u8, Vec<usize>) {
@@ -472,8 +563,8 @@ fn extra_ns(estimate: &Estimate) -> f64 {
     estimate.rest_ns * (estimate.effect.exp() - 1.0)
 }
 
-/// Ratios as they are on the machine at its best: where time slowed everything before the
-/// confirmation, a fixed cost weighs less in it, and so does a slower link beside a cost per call.
+/// Ratios as they were when the run began: where time changed everything before the confirmation, a
+/// fixed cost weighs more or less in it, and so does a slower link beside a cost per call.
 fn to_nominal(by_size: &mut [(ByteSize, Estimate)], scales: Option<bool>) {
     let (Some((small_bytes, small)), Some((large_bytes, large)), Some(scales)) =
         (by_size.first().copied(), by_size.last().copied(), scales)
@@ -659,7 +750,8 @@ pub(crate) fn unconfirmed(
 ) -> Option<Finding> {
     let is_large = |suspect: &&Suspect| {
         let Some(Some(fit)) = fits.get(suspect.size) else { return false };
-        let (threshold, _) = thresholds_of(table, fit, &suspect.shape, min_effect);
+        let levels = |axis| axis_levels(table, fit, axis, min_effect);
+        let (threshold, _) = thresholds_of(&suspect.shape, &levels, min_effect);
         !is_complete || suspect.effect.abs() > 2.0 * threshold.max(3.0 * fit.point_sd)
     };
     let suspects: Vec<&Suspect> = suspects.iter().filter(is_large).collect();

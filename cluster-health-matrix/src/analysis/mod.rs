@@ -91,17 +91,45 @@ impl Fitted {
     }
 }
 
+/// Points from which each size is fitted on a thread of its own.
+const MANY_POINTS: usize = 100_000;
+
+/// The fit of one size, by the model for few visited cells where there are few.
+fn fit_of(
+    table: &Table,
+    size: usize,
+    mask: Option<fit::Mask<'_>>,
+    known: &[(usize, u32)],
+) -> Option<fit::Fit> {
+    if table.sampled && sparse::coverage(table, size).1 {
+        sparse::fit(table, size, mask, false)
+    } else {
+        fit::fit(table, size, mask, known)
+    }
+}
+
 /// The fits of all sizes.
 fn fits_of(table: &Table, mask: Option<fit::Mask<'_>>) -> Vec<Option<fit::Fit>> {
-    (0..table.sizes.len())
-        .map(|size| {
-            if table.sampled && sparse::coverage(table, size).1 {
-                sparse::fit(table, size, mask, false)
-            } else {
-                fit::fit(table, size, mask)
-            }
+    let with = |known: &[(usize, u32)]| -> Vec<Option<fit::Fit>> {
+        let sizes = 0..table.sizes.len();
+        if table.obs.len() < MANY_POINTS {
+            return sizes.map(|size| fit_of(table, size, mask, known)).collect();
+        }
+        std::thread::scope(|scope| {
+            let fits: Vec<_> =
+                sizes.map(|size| scope.spawn(move || fit_of(table, size, mask, known))).collect();
+            let joined = fits.into_iter().map(std::thread::ScopedJoinHandle::join);
+            joined.map(|fit| fit.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         })
-        .collect()
+    };
+    let fits = with(&[]);
+    if table.sweep.is_pair() || fits.iter().flatten().any(|fit| fit.sampled.is_some()) {
+        return fits;
+    }
+    let rests: Vec<Option<Vec<f32>>> =
+        fits.iter().map(|fit| Some(suspect::rests(table, fit.as_ref()?))).collect();
+    let known = fit::short_steps(table, &fits, &rests);
+    if known.is_empty() { fits } else { with(&known) }
 }
 
 /// The confirming visits that the blocks of a sweep call for: the cells of each round. One table per
@@ -136,6 +164,9 @@ fn confirmation_of(
 /// Keeps the choice of confirming visits apart from other draws of the same seed.
 const CONFIRM_SEED: u64 = 0x636f_6e66;
 
+/// A single cell that was visited once is looked at again from this effect on, logarithm of the time.
+const LEAST_OF_CELL: f64 = 0.15;
+
 /// The confirming visits of a sampled sweep: as many as the time allows, which `fits` tells of all
 /// rounds; of no suspicion where not even the least does.
 pub(crate) fn sampled_confirmation(
@@ -146,17 +177,30 @@ pub(crate) fn sampled_confirmation(
     fits: &mut dyn FnMut(usize) -> Result<bool>,
 ) -> Result<Vec<Vec<Cell>>> {
     let Fitted { table, fits: of_sizes, .. } = Fitted::new(table);
-    let mut suspects = suspect::find(&table, &of_sizes, min_effect);
-    suspects.sort_by(|a, b| b.effect.abs().total_cmp(&a.effect.abs()));
+    let [rows, cols] = table.shape();
+    let cells = |suspect: &suspect::Suspect| match &suspect.shape {
+        suspect::Shape::Lines { axis: 0, members, .. } => members.len() * cols,
+        suspect::Shape::Lines { members, .. } => members.len() * rows,
+        suspect::Shape::Block { rows, cols } => rows.len() * cols.len(),
+        suspect::Shape::Class(_) => rows,
+    };
+    let mut suspects: Vec<(f64, suspect::Suspect)> = suspect::find(&table, &of_sizes, min_effect)
+        .into_iter()
+        .map(|suspect| (suspect.effect.abs() * (cells(&suspect) as f64).sqrt(), suspect))
+        // One visit of a single cell tells nothing, unless it is far out.
+        .filter(|(_, suspect)| cells(suspect) > 1 || suspect.effect > LEAST_OF_CELL)
+        .collect();
+    suspects.sort_by(|a, b| b.0.total_cmp(&a.0));
     while !suspects.is_empty() {
+        let now: Vec<suspect::Suspect> = suspects.iter().map(|(_, own)| own.clone()).collect();
         for effort in confirm::Effort::ALL {
             let random = &mut Random::new(seed ^ CONFIRM_SEED);
-            let rounds = confirm::rounds(&table, &suspects, effort, usable, random);
+            let rounds = confirm::rounds(&table, &now, effort, usable, random);
             if fits(rounds.iter().map(Vec::len).sum())? {
                 return Ok(rounds);
             }
         }
-        suspects.truncate(suspects.len() / 2);
+        suspects.truncate(suspects.len() * 4 / 5);
     }
     Ok(Vec::new())
 }
@@ -170,31 +214,29 @@ pub(crate) fn sampled_prediction(table: Table, min_effect: f64) -> Prediction {
     sparse::predict(&fitted.table, &suspects, &found)
 }
 
-/// What the points of a sampled sweep say so far about one size, and which cells would say more.
-pub(crate) struct Progress {
-    /// New cells of this size; none when nothing is left to be asked.
-    pub(crate) next: Vec<Cell>,
-    /// Share that nine of ten lines are known to, half-width of a 95 % interval.
-    pub(crate) known_to: f64,
+/// Half-width of the 95 % interval that nine of ten rows and columns are known to at one size, as a
+/// share.
+pub(crate) fn sampled_error(table: &Table, size: usize) -> f64 {
+    let mut table = table.clone();
+    table.arrange();
+    sparse::fit(&table, size, None, false).map_or(f64::INFINITY, |fit| sparse::known_to(&fit))
 }
 
-/// Looks at the points of a sampled sweep at one size.
-pub(crate) fn sampled_progress(
+/// The cells of one size whose visits would tell most about what a sampled sweep has seen so far.
+pub(crate) fn sampled_next(
     table: &Table,
     size: usize,
     min_effect: f64,
     usable: &dyn Fn(usize, usize) -> bool,
     random: &mut Random,
-) -> Option<Progress> {
+) -> Option<Vec<Cell>> {
     if !sparse::coverage(table, size).1 {
         let Fitted { table, fits, .. } = Fitted::new(table.clone());
         let suspects = suspect::find(&table, &fits, min_effect);
-        let next = sparse::missing(&table, size, &suspects, usable);
-        return Some(Progress { next, known_to: 0.0 });
+        return Some(sparse::missing(&table, size, &suspects, usable));
     }
     let mut table = table.clone();
     table.arrange();
     let fit = sparse::fit(&table, size, None, false)?;
-    let next = sparse_suspect::next_cells(&table, &fit, min_effect, usable, random);
-    Some(Progress { next, known_to: sparse::known_to(&fit) })
+    Some(sparse_suspect::next_cells(&table, &fit, min_effect, usable, random))
 }

@@ -21,6 +21,8 @@ pub(crate) struct Sampled {
     pub(crate) seen: [Vec<u32>; 2],
     /// Levels of the lines by their own visits alone, comparable with those of the fit.
     pub(crate) raw: [Vec<f64>; 2],
+    /// What the fit gave each line beyond its node.
+    pub(crate) own: [Vec<f64>; 2],
     /// Lines of which some visits are slow and others are not: something else crosses them.
     pub(crate) is_partial: [Vec<bool>; 2],
     /// Standard deviation of the lines about their node.
@@ -246,9 +248,11 @@ pub(crate) fn fit(
         if round + 1 == ROUNDS {
             break;
         }
-        // What is left in the order of measurement.
-        let width = (visits.len() / 128).clamp(4, 16);
-        let levels: Vec<f64> = visits
+        // What is left in the order of measurement, of visits chosen by chance: the others are mostly
+        // slow, and not for when they were made.
+        let chance: Vec<&Visit> = visits.iter().filter(|visit| visit.by_chance).collect();
+        let width = (chance.len() / 128).clamp(4, 16);
+        let levels: Vec<f64> = chance
             .chunks(width)
             .map(|visits| {
                 scratch.clear();
@@ -262,13 +266,16 @@ pub(crate) fn fit(
                 median(&mut scratch)
             })
             .collect();
+        if levels.is_empty() {
+            continue;
+        }
         let (mut levels, steps) = smooth(&levels, round > 0);
         let center = median(&mut levels.clone());
         levels.iter_mut().for_each(|level| *level -= center);
-        cuts = steps.into_iter().map(|bin| obs(visits[bin * width].place).seq).collect();
+        cuts = steps.into_iter().map(|bin| obs(chance[bin * width].place).seq).collect();
         let mut at = 0;
         for (place, time) in time.iter_mut().enumerate() {
-            while at + 1 < visits.len() && visits[at].place < place {
+            while at + 1 < chance.len() && chance[at].place < place {
                 at += 1;
             }
             *time = levels[at / width];
@@ -277,8 +284,11 @@ pub(crate) fn fit(
     // Lines that are far out are beyond what rests are clipped to.
     let mut is_partial = [vec![false; shape[0]], vec![false; shape[1]]];
     for axis in [0, 1] {
-        let own = own_rests(&visits, axis, shape[axis], |visit| {
-            let other = 1 - axis;
+        let other = 1 - axis;
+        // Where the other line is far out, too, the two costs need not be factors.
+        let plain: Vec<&Visit> =
+            visits.iter().filter(|visit| !is_out[other][visit.lines[other]]).collect();
+        let own = own_rests(&plain, axis, shape[axis], |visit| {
             let base = node[0][nodes[0].0[visit.lines[0]]] + node[1][nodes[1].0[visit.lines[1]]];
             let beside = line[other][visit.lines[other]] + class[visit.class as usize];
             visit.ln - mu - time[visit.place] - base - beside
@@ -328,13 +338,13 @@ pub(crate) fn fit(
         visit_sd,
         replicates: coverage(table, size).0,
         which,
-        sampled: Some(Sampled { seen, raw, is_partial, spread, sd }),
+        sampled: Some(Sampled { seen, raw, own: line, is_partial, spread, sd }),
     })
 }
 
 /// The rests of each line's visits.
 fn own_rests(
-    visits: &[Visit],
+    visits: &[&Visit],
     axis: usize,
     lines: usize,
     rest: impl Fn(&Visit) -> f64,

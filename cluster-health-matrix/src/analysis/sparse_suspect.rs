@@ -45,7 +45,10 @@ struct Sight {
 fn look(table: &Table, fit: &Fit, min_effect: f64) -> Option<Sight> {
     let mut fit = fit.clone();
     let mut lines = find_lines(table, &fit, min_effect);
-    let mut grid = Grid::new(table, &fit, &lines);
+    // Lines of few visits may owe their level to a rectangle.
+    let known: Vec<Suspect> =
+        lines.iter().filter(|suspect| is_well_known(&fit, &suspect.shape)).cloned().collect();
+    let mut grid = Grid::new(table, &fit, &known, true);
     let sure = grid.rectangles(min_effect, Grid::is_sure);
     if !sure.is_empty() {
         let shape = table.shape();
@@ -67,9 +70,21 @@ fn look(table: &Table, fit: &Fit, min_effect: f64) -> Option<Sight> {
         let mask = |row: usize, col: usize| is_masked[row * shape[1] + col];
         fit = sparse::fit(table, size, Some(&mask), false)?;
         lines = find_lines(table, &fit, min_effect);
-        grid = Grid::new(table, &fit, &lines);
     }
+    grid = Grid::new(table, &fit, &lines, false);
     Some(Sight { fit, lines, grid })
+}
+
+/// Visits from which a line's level is its own.
+const WELL_KNOWN: u32 = 6;
+
+fn is_well_known(fit: &Fit, shape: &Shape) -> bool {
+    match (shape, &fit.sampled) {
+        (Shape::Lines { axis, members, node: None }, Some(sampled)) => {
+            members.iter().all(|&line| sampled.seen[*axis][line] >= WELL_KNOWN)
+        }
+        _ => true,
+    }
 }
 
 /// Suspected lines, nodes and classes.
@@ -134,12 +149,16 @@ fn visits_of(table: &Table, fit: &Fit, kinship: Kinship) -> usize {
 const BINS: usize = 64;
 /// Fewest visits that make a rectangle.
 const LEAST_VISITS: usize = 3;
-/// Rectangles looked for.
+/// Rectangles looked for, and tries to find them.
 const MOST_RECTANGLES: usize = 6;
+const MOST_TRIES: usize = 24;
 /// Evidence from which more visits are worth their time, and beyond the logarithm of the number of
 /// rectangles that a sure one has.
 const WORTH: f64 = 8.0;
 const MARGIN: f64 = 7.0;
+
+/// Logarithm of how much likelier a rectangle ends at a border of NUMA nodes than anywhere else.
+const BORDER: f64 = 4.0;
 
 /// A range of bins of each axis, as first and one past the last, with what its visits say.
 #[derive(Debug, Clone, Copy)]
@@ -155,13 +174,16 @@ struct Rectangle {
 struct Grid {
     /// Positions in the axes in the order of their nodes.
     order: [Vec<usize>; 2],
+    /// Places where another node begins.
+    borders: [Vec<usize>; 2],
     /// Place, place, rest.
     visits: Vec<(usize, usize, f64)>,
     sd: f64,
 }
 
 impl Grid {
-    fn new(table: &Table, fit: &Fit, known: &[Suspect]) -> Self {
+    /// With `levels` the rests contain what the fit gave to lines of few visits.
+    fn new(table: &Table, fit: &Fit, known: &[Suspect], levels: bool) -> Self {
         let shape = table.shape();
         let order = [0, 1].map(|axis| {
             let nodes = if axis == 0 { &table.rows.nodes } else { &table.cols.nodes };
@@ -174,6 +196,11 @@ impl Grid {
             (0..).zip(&order[axis]).for_each(|(at, &line)| place[line] = at);
             place
         });
+        let borders = [0, 1].map(|axis| {
+            let nodes = if axis == 0 { &table.rows.nodes } else { &table.cols.nodes };
+            let own: &Vec<usize> = &order[axis];
+            (1..own.len()).filter(|&at| nodes[own[at]] != nodes[own[at - 1]]).collect()
+        });
         let limit = 4.0 * fit.point_sd + 0.3;
         let is_known = |row: usize, col: usize| {
             known.iter().any(|suspect| {
@@ -183,9 +210,18 @@ impl Grid {
         let visits = rests(table, fit)
             .into_iter()
             .filter(|&(row, col, _)| !is_known(row, col))
-            .map(|(row, col, rest)| (place[0][row], place[1][col], rest.min(limit)))
+            .map(|(row, col, rest)| {
+                let own = |axis: usize, line: usize| match &fit.sampled {
+                    Some(sampled) if levels && sampled.seen[axis][line] < WELL_KNOWN => {
+                        sampled.own[axis][line]
+                    }
+                    _ => 0.0,
+                };
+                let rest = rest + own(0, row) + own(1, col);
+                (place[0][row], place[1][col], rest.min(limit))
+            })
             .collect();
-        Self { order, visits, sd: fit.point_sd }
+        Self { order, borders, visits, sd: fit.point_sd }
     }
 
     fn bins(&self, axis: usize) -> usize {
@@ -226,31 +262,40 @@ impl Grid {
         if bins[0] < 3 || bins[1] < 2 || self.visits.len() < lines {
             return found;
         }
-        let mut sums = vec![0.0; bins[0] * bins[1]];
-        let mut counts = vec![0_u32; bins[0] * bins[1]];
-        for &(row, col, rest) in &self.visits {
-            let at = self.bin(0, row) * bins[1] + self.bin(1, col);
-            sums[at] += rest;
-            counts[at] += 1;
-        }
-        while found.len() < MOST_RECTANGLES {
+        let mut left: Vec<&(usize, usize, f64)> = self.visits.iter().collect();
+        for _ in 0..MOST_TRIES {
+            let mut sums = vec![0.0; bins[0] * bins[1]];
+            let mut counts = vec![0_u32; bins[0] * bins[1]];
+            for &&(row, col, rest) in &left {
+                let at = self.bin(0, row) * bins[1] + self.bin(1, col);
+                sums[at] += rest;
+                counts[at] += 1;
+            }
             let Some(best) = best_rectangle(&sums, &counts, bins, self.sd, 0.7 * min_effect) else {
                 break;
             };
-            if !wanted(self, &best) {
+            if found.len() == MOST_RECTANGLES || !wanted(self, &best) {
                 break;
             }
-            // Bins at its edges are partly of it.
-            let around = |(first, end): (usize, usize), axis: usize| {
-                first.saturating_sub(1)..(end + 1).min(bins[axis])
+            let within = |visit: &(usize, usize, f64), margin: usize| {
+                [(0, visit.0), (1, visit.1)].into_iter().all(|(axis, place)| {
+                    let (first, end) = best.bins[axis];
+                    (first.saturating_sub(margin)..end + margin).contains(&self.bin(axis, place))
+                })
             };
-            for row in around(best.bins[0], 0) {
-                for col in around(best.bins[1], 1) {
-                    sums[row * bins[1] + col] = 0.0;
-                    counts[row * bins[1] + col] = 0;
+            let inside: Vec<&(usize, usize, f64)> =
+                left.iter().copied().filter(|visit| within(visit, 0)).collect();
+            match dominating(&inside) {
+                // A line, of which the bins of a rectangle are only a part.
+                Some((axis, line)) => {
+                    left.retain(|visit| [visit.0, visit.1][axis] != line);
+                }
+                None => {
+                    // Bins at its edges are partly of it.
+                    left.retain(|visit| !within(visit, 1));
+                    found.push(best);
                 }
             }
-            found.push(best);
         }
         found
     }
@@ -279,10 +324,16 @@ impl Grid {
                 let (first, end) = range[axis];
                 let middle = usize::midpoint(first, end);
                 // The edge that leaves most of the evidence inside; the nearest to the bin's of equals.
-                let best_first =
-                    best_edge(first, margin, (0, middle), |edge| signed_sum(&odds, edge, first));
+                // What ends at a border of nodes needs less of it.
+                let prior = |edge: usize| {
+                    let ends = edge == 0 || edge == lines;
+                    if ends || self.borders[axis].contains(&edge) { BORDER } else { 0.0 }
+                };
+                let best_first = best_edge(first, margin, (0, middle), |edge| {
+                    signed_sum(&odds, edge, first) + prior(edge)
+                });
                 let best_end = best_edge(end, margin, (middle + 1, lines), |edge| {
-                    signed_sum(&odds, end, edge)
+                    signed_sum(&odds, end, edge) + prior(edge)
                 });
                 range[axis] = (best_first, best_end);
             }
@@ -309,6 +360,19 @@ impl Grid {
         };
         (of(0, rows), of(1, cols))
     }
+}
+
+/// The row (0) or column (1), by place, that most of the slowness of these visits is of.
+fn dominating(inside: &[&(usize, usize, f64)]) -> Option<(usize, usize)> {
+    let total: f64 = inside.iter().map(|visit| visit.2.max(0.0)).sum();
+    [0, 1].into_iter().find_map(|axis| {
+        let mut by_line = BTreeMap::<usize, f64>::new();
+        for visit in inside {
+            *by_line.entry([visit.0, visit.1][axis]).or_default() += visit.2.max(0.0);
+        }
+        let share = if by_line.len() < 3 { 0.34 } else { 0.5 };
+        by_line.into_iter().find(|(_, own)| *own > share * total).map(|(line, _)| (axis, line))
+    })
 }
 
 /// Sum of odds from `from` to `to`, negative when `to` lies before.

@@ -35,7 +35,7 @@ impl Shape {
 }
 
 /// A suspicion.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Suspect {
     pub(crate) shape: Shape,
     /// Logarithm of the time against the rest, from the blocks: positive is slow.
@@ -62,6 +62,13 @@ pub(crate) struct AxisLevels {
     pub(crate) nodes: Vec<(u32, f64)>,
 }
 
+impl AxisLevels {
+    /// What one line's distance from the level of the others adds to its spread.
+    pub(crate) fn uncertain(&self) -> f64 {
+        (1.0 + 1.0 / self.healthy as f64).sqrt()
+    }
+}
+
 /// Share of a node's lines that must be on its side of the middle.
 const NODE_SHARE: f64 = 0.85;
 
@@ -74,9 +81,11 @@ const PRIOR_SPREAD: f64 = 0.014;
 /// Deviations beyond this are no healthy ones.
 const WIDEST_HEALTHY: f64 = 0.045;
 
-/// Standard deviations of the healthy spread that a line must leave, as it is known from so many.
+/// Standard deviations of the healthy spread that a line must leave: healthy ones stay within 2.3 of
+/// what is observed of them, see `HEALTHY_RANGE` in the judging, and that is known from so many and
+/// the prior ones.
 fn spread_z(lines: usize) -> f64 {
-    2.6 + 3.0 / lines.max(2) as f64
+    2.3 * (1.0 + 1.8 / (2.0 * (lines as f64 + PRIOR_LINES)).sqrt())
 }
 
 /// Standard deviation of healthy lines, from their deviations, of which `se` is measuring noise.
@@ -353,7 +362,13 @@ pub(crate) fn find(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Vec<
         };
         for mut suspect in of_size {
             suspect.size = size;
-            let known = found.iter().any(|other| overlap(table, &other.shape, &suspect.shape));
+            // What a line or class explains is no rectangle, unless this adds more than that is.
+            let known = found.iter().any(|other| {
+                let adds = matches!(suspect.shape, Shape::Block { .. })
+                    && !matches!(other.shape, Shape::Block { .. })
+                    && suspect.effect > other.effect.abs();
+                !adds && overlap(table, &other.shape, &suspect.shape)
+            });
             if !known {
                 found.push(suspect);
             }
@@ -386,21 +401,34 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
     let [rows, cols] = table.shape();
     let mut found = Vec::new();
     let rest = residuals(table, fit);
+    let levels = [0, 1].map(|axis| axis_levels(table, fit, axis, min_effect));
+    let slow: [Vec<usize>; 2] = [0, 1].map(|axis| {
+        let levels = &levels[axis];
+        let least = (levels.threshold - levels.se).max(0.8 * levels.threshold);
+        (0..levels.level.len()).filter(|&at| levels.level[at] > least).collect()
+    });
+    // Lines that are slow themselves, or because their node is.
+    let is_odd: [Vec<bool>; 2] = [0, 1].map(|axis| {
+        let mut is_odd = vec![false; [rows, cols][axis]];
+        slow[axis].iter().for_each(|&at| is_odd[at] = true);
+        let nodes = table.nodes(axis);
+        for members in levels[axis].nodes.iter().filter_map(|(node, _)| nodes.get(node)) {
+            members.iter().for_each(|&at| is_odd[at] = true);
+        }
+        is_odd
+    });
     for axis in [0, 1] {
-        let lines = [rows, cols][axis];
-        if lines < 2 {
+        if [rows, cols][axis] < 2 {
             continue;
         }
-        let levels = axis_levels(table, fit, axis, min_effect);
         let nodes = table.nodes(axis);
-        for (node, effect) in &levels.nodes {
+        for (node, effect) in &levels[axis].nodes {
             let members = nodes.get(node).cloned().unwrap_or_default();
             let shape = Shape::Lines { axis, members, node: Some(*node) };
             found.push(Suspect { shape, effect: *effect, size: 0 });
         }
-        let least = (levels.threshold - levels.se).max(0.8 * levels.threshold);
-        let slow: Vec<usize> = (0..lines).filter(|&at| levels.level[at] > least).collect();
-        found.extend(split_partial(axis, &slow, &levels, &rest, [rows, cols]));
+        let partial = split_partial(axis, &slow[axis], &levels[axis], &rest, &is_odd[1 - axis]);
+        found.extend(partial);
     }
     let blocks = fit.replicates;
     for kinship in [Kinship::SameCpu, Kinship::Siblings] {
@@ -443,9 +471,9 @@ fn split_partial(
     slow: &[usize],
     levels: &AxisLevels,
     rest: &Residuals,
-    shape: [usize; 2],
+    is_odd: &[bool],
 ) -> Vec<Suspect> {
-    let across = shape[1 - axis];
+    let across = is_odd.len();
     let profile = |line: usize, at: usize| {
         let residual = if axis == 0 { rest.at(line, at) } else { rest.at(at, line) };
         levels.level[line] + residual
@@ -462,8 +490,10 @@ fn split_partial(
         // The line's own level is that of its slow part.
         let slow_part: Vec<usize> =
             (0..across).filter(|&at| profile(line, at) > 0.45 * level).collect();
-        let present = (0..across).filter(|&at| profile(line, at).is_finite()).count();
-        let healthy = present - slow_part.len();
+        // Where another line is slow, too, the two costs need not be factors.
+        let counts = |at: &usize| !is_odd[*at] && profile(line, *at).is_finite();
+        let present = (0..across).filter(counts).count();
+        let healthy = present - slow_part.iter().copied().filter(counts).count();
         let expected = present as f64 * normal_tail(0.55 * level / rest.se);
         if across > 2
             // A single one may be slow for another reason that hides this one.

@@ -8,7 +8,7 @@ use cluster_health_core::ByteSize;
 
 use super::SweepEnd;
 use super::engine::{Drive, Extent, Points};
-use crate::analysis::{Kinship, sampled_confirmation, sampled_progress};
+use crate::analysis::{Kinship, sampled_confirmation, sampled_error, sampled_next};
 use crate::error::Result;
 use crate::plan::Sampling;
 use crate::samples::Phase;
@@ -26,6 +26,8 @@ const PILOT: usize = 8;
 const MARGIN: f64 = 0.98;
 /// Points between two looks at the time.
 const STRETCH: usize = 48;
+/// Parts of the base, after each of which the wanted precision may be reached.
+const PORTIONS: usize = 8;
 /// Times that cells are chosen by what they would decide.
 const MOST_STEPS: usize = 3;
 /// Cells of a class of pairs.
@@ -72,7 +74,7 @@ pub(super) fn sampled<P: Points, B: Blocks>(
         is_pair: table.sweep.is_pair(),
     };
     let mut random = Random::new(extent.seed ^ 0x7361_6d70);
-    let mut next_block = |schedule: &mut B| schedule.begin_block();
+    let next_block = |schedule: &mut B| schedule.begin_block();
 
     next_block(schedule);
     let base = BASE_SHARE * field.budget;
@@ -85,6 +87,8 @@ pub(super) fn sampled<P: Points, B: Blocks>(
     let costs: Vec<f64> = sizes.iter().map(|&bytes| run.cost(bytes)).collect();
     let full = costs.iter().sum::<f64>() * to_f64(cells);
     let blocks = run.agree((base / full.max(1.0)) as u64)?.min(u64::from(extent.repeats));
+    let typical: Vec<u64> = sizes.iter().map(|&bytes| run.spent.typical(bytes)).collect();
+    let main = usize::try_from(run.agree(field.main_size(&typical) as u64)?).unwrap_or(0);
     if blocks > 0 {
         // A small machine: everything fits.
         for block in 0..blocks {
@@ -98,8 +102,6 @@ pub(super) fn sampled<P: Points, B: Blocks>(
             };
         }
     } else {
-        let typical: Vec<u64> = sizes.iter().map(|&bytes| run.spent.typical(bytes)).collect();
-        let main = usize::try_from(run.agree(field.main_size(&typical) as u64)?).unwrap_or(0);
         let others = if sizes.len() > 1 { OTHER_SIZES_SHARE } else { 0.0 };
         let room = ((1.0 - others) * base - run.spent_ns()) / costs[main].max(1.0);
         let count = run.agree(room.max(1.0) as u64)?;
@@ -126,21 +128,28 @@ pub(super) fn sampled<P: Points, B: Blocks>(
             );
         }
         let limit = SEEKING_SHARE * field.budget;
-        let Some(_) = run.visits(schedule, visits, Phase::Blocks, limit, &field)? else {
-            return Ok(run.end);
-        };
+        random.shuffle(&mut visits);
+        let portions = if sample.target.is_some() { PORTIONS } else { 1 };
+        for portion in visits.chunks(visits.len().div_ceil(portions).max(1)) {
+            let portion = portion.to_vec();
+            let Some(_) = run.visits(schedule, portion, Phase::Blocks, limit, &field)? else {
+                return Ok(run.end);
+            };
+            let table = run.gathered.first().and_then(|load| load.table.as_ref());
+            let known_to = table.map_or(f64::INFINITY, |table| sampled_error(table, main));
+            if sample.target.is_some_and(|target| known_to <= target) {
+                break;
+            }
+        }
         for _ in 0..MOST_STEPS {
             let table = run.gathered.first().and_then(|load| load.table.as_ref());
             let min_effect = extent.confirm.unwrap_or(crate::plan::DEFAULT_MIN_EFFECT);
             let usable = |row: usize, column: usize| run.points.is_usable(Cell { row, column });
-            let progress = table
-                .and_then(|table| sampled_progress(table, main, min_effect, &usable, &mut random));
-            let Some(progress) = progress.filter(|progress| !progress.next.is_empty()) else {
-                break;
-            };
+            let next =
+                table.and_then(|table| sampled_next(table, main, min_effect, &usable, &mut random));
+            let Some(mut next) = next.filter(|next| !next.is_empty()) else { break };
             let room = run.agree((limit - run.spent_ns()).max(0.0) as u64)?;
             let most = (room as f64 / costs[main].max(1.0)) as usize;
-            let mut next = progress.next;
             random.shuffle(&mut next);
             next.truncate(most);
             if next.is_empty() {
@@ -157,14 +166,19 @@ pub(super) fn sampled<P: Points, B: Blocks>(
         && let Some(table) = run.gathered.first().and_then(|load| load.table.clone())
     {
         let limit = MARGIN * field.budget;
-        let per_cell: f64 = sizes.iter().map(|&bytes| run.cost(bytes)).sum();
+        // Where there is time for little, two sizes tell whether an effect grows with the bytes.
+        let mut confirmed = sizes.clone();
+        if blocks == 0 {
+            confirmed.retain(|bytes| *bytes == sizes[main] || Some(bytes) == sizes.last());
+        }
+        let per_cell: f64 = confirmed.iter().map(|&bytes| run.cost(bytes)).sum();
         let room = run.agree((limit - run.spent_ns()).max(0.0) as u64)? as f64;
         let usable = |row: usize, column: usize| run.points.is_usable(Cell { row, column });
         let fits = &mut |cells: usize| Ok(to_f64(cells) * per_cell < room);
         let rounds = sampled_confirmation(table, min_effect, extent.seed, &usable, fits)?;
         for cells in rounds {
             next_block(schedule);
-            let visits = all_sizes(&cells, &sizes);
+            let visits = all_sizes(&cells, &confirmed);
             match run.visits(schedule, visits, Phase::Confirm, limit, &field)? {
                 None => return Ok(run.end),
                 Some(false) => break,
