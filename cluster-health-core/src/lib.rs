@@ -14,6 +14,7 @@
 //! | [`DeviceMatmul`] | `aclnnMatmul` | `cublasGemmEx` | none |
 //! | [`Communicator`] | `HcclComm` | `ncclComm_t` | ranks that write into each other's memfds |
 //! | [`LoadGenerator`] | `aclnnMatmul` | cuBLAS | threads that compute and copy |
+//! | [`Watchdog`] | any call that does not return | the same | none |
 //! | [`RankGroup`] | the launcher's job, root info exchange | the launcher's job, `ncclUniqueId` exchange | socket pairs, or sockets in a private folder |
 //!
 //! The CUDA column names what the types stand for; this version has the Ascend, the host and the

@@ -183,27 +183,17 @@ fn killed_ranks_lose_no_line_and_the_run_goes_on() {
         let place = Place::new();
         let mut running = Running::start(&place, "killed", place.command(&line));
         let pid = running.id();
-        match turn % 3 {
-            0 => {
-                thread::sleep(Duration::from_millis(random.below(700)));
-                // It may have ended by itself.
-                if running.is_running() {
-                    signal(pid, libc::SIGKILL);
-                }
+        let rank1 = (turn % 3 == 1).then(|| running.rank1());
+        thread::sleep(Duration::from_millis(random.below(600)));
+        // It may have ended by itself.
+        if running.is_running() {
+            match rank1 {
+                Some(rank1) if !crate::ranks::children(pid).contains(&rank1) => continue,
+                Some(rank1) => signal(rank1, libc::SIGKILL),
+                None if turn % 3 == 0 => signal(pid, libc::SIGKILL),
+                None => running.signal_group(libc::SIGKILL),
             }
-            1 => {
-                let rank1 = running.rank1();
-                thread::sleep(Duration::from_millis(random.below(500)));
-                if running.is_running() && crate::ranks::children(pid).contains(&rank1) {
-                    signal(rank1, libc::SIGKILL);
-                }
-            }
-            _ => {
-                thread::sleep(Duration::from_millis(random.below(700)));
-                if running.is_running() {
-                    running.signal_group(libc::SIGKILL);
-                }
-            }
+            figures[usize::try_from(turn % 3).unwrap()] += 1;
         }
         let ran: Ran = running.end_within(Duration::from_secs(5 + 1) + crate::ranks::SLACK);
         assert!(matches!(ran.code, None | Some(0..=2)), "{ran:?}");
@@ -219,7 +209,6 @@ fn killed_ranks_lose_no_line_and_the_run_goes_on() {
         assert_whole(&ran);
         assert!(whole_lines(&place).starts_with(&before), "lines were lost");
         assert_complete(&place.path("out"), &[8], [&[a, b], &[a, b]], 40);
-        figures[usize::try_from(turn % 3).unwrap()] += 1;
     }
     println!(
         "killed: rank 0 {}, rank 1 {}, both {}; no line lost",

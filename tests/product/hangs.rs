@@ -85,6 +85,7 @@ fn calls_of_the_set_up_that_never_return_are_named() {
         let error = error(call, &ran);
         assert_eq!((&error["kind"], &error["call"]), (&"timeout".into(), &call.into()), "{error}");
         assert!(took < TIMEOUT + MORE + SLACK, "{call}: {took:?}");
+        println!("{call}: ended {took:?} after the start of the program");
         assert_nothing_left(&place);
     }
 }
@@ -119,6 +120,7 @@ fn a_rank_whose_collective_never_returns_ends_and_so_does_the_other() {
         let place = Place::new();
         let (ran, took) = run(&place, &line, &format!("HcclAllGather@{device}:30:hang"));
         assert!(took < TIMEOUT + MORE + SLACK, "{took:?}");
+        println!("HcclAllGather of rank {device}: both ended {took:?} after the start");
         assert_nothing_left(&place);
         assert_eq!(ran.code, Some(2), "{ran:?}");
         let error = &ran.json()["error"];
