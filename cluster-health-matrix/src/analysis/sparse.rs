@@ -296,6 +296,10 @@ pub(crate) fn fit(
         for (at, mut own) in own.into_iter().enumerate() {
             let count = own.len();
             if count < 3 {
+                // One or two visits: beyond what rests are clipped to, as long as it is no stall.
+                if count > 0 {
+                    raw[axis][at] = (own.iter().sum::<f64>() / count as f64).clamp(-0.7, 0.7);
+                }
                 continue;
             }
             let level = median(&mut own);

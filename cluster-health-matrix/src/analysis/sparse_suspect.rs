@@ -1,7 +1,7 @@
 //! Which lines, nodes, classes and rectangles of a sampled size look slow, and which cells would tell
 //! more about them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::fit::Fit;
 use super::sparse::{self, Sampled, rests};
@@ -259,7 +259,7 @@ impl Grid {
         let mut found: Vec<Rectangle> = Vec::new();
         // Lines that are hardly known would look like rectangles.
         let lines = self.order[0].len() + self.order[1].len();
-        if bins[0] < 3 || bins[1] < 2 || self.visits.len() < lines {
+        if bins[0] < 3 || bins[1] < 2 || 2 * self.visits.len() < lines {
             return found;
         }
         let mut left: Vec<&(usize, usize, f64)> = self.visits.iter().collect();
@@ -443,15 +443,18 @@ fn best_rectangle(
 }
 
 /// New visits of a line, a rectangle, an edge of one.
-const MORE_OF_LINE: usize = 4;
+const MORE_OF_LINE: usize = 3;
 const MORE_OF_RECTANGLE: usize = 12;
 const MORE_OF_EDGE: usize = 3;
+/// What a rectangle's edge is worth, as evidence: less than finding another fault.
+const WORTH_OF_EDGE: f64 = 3.0;
 /// Enough visits of a line, a rectangle.
 const ENOUGH_OF_LINE: u32 = 12;
 const ENOUGH_OF_RECTANGLE: usize = 24;
 
 /// The cells whose visits would tell most about one size: of lines that may be slow, of rectangles
-/// that may be, and at the edges of those that are; none when nothing is left to be asked.
+/// that may be, and at the edges of those that are, the most telling ones first; none when nothing is
+/// left to be asked.
 pub(crate) fn next_cells(
     table: &Table,
     fit: &Fit,
@@ -463,7 +466,11 @@ pub(crate) fn next_cells(
     let Some(sampled) = &fit.sampled else { return Vec::new() };
     let fit = &fit;
     let shape = table.shape();
-    let mut wanted = BTreeSet::new();
+    let mut wanted = BTreeMap::<(usize, usize), f64>::new();
+    let mut want = |cell: (usize, usize), worth: f64| {
+        let known = wanted.entry(cell).or_insert(worth);
+        *known = known.max(worth);
+    };
     let mut visited = BTreeMap::<(usize, usize), u32>::new();
     for obs in fit.which.iter().map(|&at| &table.obs[at as usize]).filter(|obs| obs.is_block()) {
         *visited.entry((usize::from(obs.row), usize::from(obs.col))).or_default() += 1;
@@ -482,7 +489,10 @@ pub(crate) fn next_cells(
             }
             for _ in 0..MORE_OF_LINE {
                 let across = random.below(shape[1 - axis]);
-                wanted.insert(if axis == 0 { (line, across) } else { (across, line) });
+                want(
+                    if axis == 0 { (line, across) } else { (across, line) },
+                    (own / error).powi(2) / 2.0,
+                );
             }
         }
     }
@@ -493,7 +503,8 @@ pub(crate) fn next_cells(
         };
         if rectangle.visits < ENOUGH_OF_RECTANGLE {
             for _ in 0..MORE_OF_RECTANGLE {
-                wanted.insert((pick(0, places[0], random), pick(1, places[1], random)));
+                let cell = (pick(0, places[0], random), pick(1, places[1], random));
+                want(cell, rectangle.evidence);
             }
         }
         if !grid.is_sure(&rectangle) {
@@ -512,18 +523,21 @@ pub(crate) fn next_cells(
                         continue;
                     }
                     let line = grid.order[axis][place];
-                    let across =
-                        (0..MORE_OF_EDGE).map(|_| pick(1 - axis, places[1 - axis], random));
-                    wanted.extend(across.map(|at| if axis == 0 { (line, at) } else { (at, line) }));
+                    for _ in 0..MORE_OF_EDGE {
+                        let at = pick(1 - axis, places[1 - axis], random);
+                        want(if axis == 0 { (line, at) } else { (at, line) }, WORTH_OF_EDGE);
+                    }
                 }
             }
         }
     }
-    wanted
+    let mut wanted: Vec<(f64, (usize, usize))> = wanted
         .into_iter()
-        .filter(|&(row, col)| usable(row, col))
+        .filter(|&((row, col), _)| usable(row, col))
         // A cell that was visited twice tells little more.
-        .filter(|cell| visited.get(cell).is_none_or(|visits| *visits < 2))
-        .map(|(row, column)| Cell { row, column })
-        .collect()
+        .filter(|(cell, _)| visited.get(cell).is_none_or(|visits| *visits < 2))
+        .map(|(cell, worth)| (worth, cell))
+        .collect();
+    wanted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    wanted.into_iter().map(|(_, (row, column))| Cell { row, column }).collect()
 }

@@ -29,7 +29,7 @@ const STRETCH: usize = 48;
 /// Parts of the base, after each of which the wanted precision may be reached.
 const PORTIONS: usize = 8;
 /// Times that cells are chosen by what they would decide.
-const MOST_STEPS: usize = 3;
+const MOST_STEPS: usize = 4;
 /// Cells of a class of pairs.
 const ENOUGH_OF_CLASS: usize = 16;
 
@@ -150,7 +150,6 @@ pub(super) fn sampled<P: Points, B: Blocks>(
             let Some(mut next) = next.filter(|next| !next.is_empty()) else { break };
             let room = run.agree((limit - run.spent_ns()).max(0.0) as u64)?;
             let most = (room as f64 / costs[main].max(1.0)) as usize;
-            random.shuffle(&mut next);
             next.truncate(most);
             if next.is_empty() {
                 break;
