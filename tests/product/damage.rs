@@ -245,3 +245,51 @@ fn a_clock_that_was_set_back_changes_no_point() {
     let folder = Folder::read(&host.path("out"));
     assert!(folder.points.is_sorted_by(|a, b| a.t_ns < b.t_ns));
 }
+
+/// A run that was killed while it wrote its outputs has every point and lacks files.
+#[test]
+fn outputs_that_a_killed_run_did_not_write_are_written_when_it_is_resumed() {
+    let (place, _) = complete();
+    let whole = contents(&place.path("out"));
+    let mut run = read(&place.path("out/run.json"));
+    run["verdict"] = Value::Null;
+    fs::write(place.path("out/run.json"), run.to_string()).unwrap();
+    for name in ["h2d-1MiB.npy", "report.md", "placement.json"] {
+        fs::remove_file(place.path("out").join(name)).unwrap();
+    }
+    fs::write(place.path("out/matrices.xlsx.tmp"), "half").unwrap();
+    let ran = place.run(&format!("{SWEEP} --out @out --resume"));
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let again = contents(&place.path("out"));
+    assert!(whole.keys().eq(again.keys()), "{:?}", again.keys());
+    for name in ["h2d-1MiB.npy", "report.md", "placement.json", "samples.jsonl", "run.json"] {
+        assert!(whole[name] == again[name], "{name}");
+    }
+
+    for command in ["sizes --sizes 64KiB", "validate --sizes 64KiB --matmul-sizes 8", "policies"] {
+        let place = Place::with_machine(QUIET);
+        let line = format!("{command} --quiet --backend synthetic:@machine.toml --out @out");
+        let first = place.run(&line);
+        assert!(matches!(first.code, Some(0 | 1)), "{command}: {first:?}");
+        let whole = contents(&place.path("out"));
+        let lost: Vec<&String> = whole
+            .keys()
+            .filter(|name| ["csv", "xlsx", "png", "md"].iter().any(|end| name.ends_with(end)))
+            .collect();
+        assert!(lost.len() > 1, "{lost:?}");
+        for name in &lost {
+            fs::remove_file(place.path("out").join(name)).unwrap();
+        }
+        let again = place.run(&format!("{line} --resume"));
+        assert_eq!(
+            (again.code, &again.stdout),
+            (first.code, &first.stdout),
+            "{command}: {again:?}"
+        );
+        let again = contents(&place.path("out"));
+        assert!(whole.keys().eq(again.keys()), "{command}: {:?}", again.keys());
+        for name in lost.into_iter().filter(|name| !name.ends_with("xlsx")) {
+            assert!(whole[name] == again[name], "{command}: {name}");
+        }
+    }
+}
