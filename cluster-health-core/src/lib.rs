@@ -14,6 +14,7 @@
 //! | [`DeviceMatmul`] | `aclnnMatmul` | `cublasGemmEx` | none |
 //! | [`Communicator`] | `HcclComm` | `ncclComm_t` | ranks that write into each other's memfds |
 //! | [`LoadGenerator`] | `aclnnMatmul` | cuBLAS | threads that compute and copy |
+//! | [`Watchdog`] | any call that does not return | the same | none |
 //! | [`RankGroup`] | the launcher's job, root info exchange | the launcher's job, `ncclUniqueId` exchange | socket pairs, or sockets in a private folder |
 //!
 //! The CUDA column names what the types stand for; this version has the Ascend, the host and the
@@ -42,6 +43,7 @@ pub mod timer;
 pub mod topology;
 pub mod transfer;
 pub mod units;
+pub mod watch;
 
 pub use activity::{DeviceActivity, DeviceProcess};
 pub use backend::synthetic::{PointContext, Scenario};
@@ -60,3 +62,4 @@ pub use stream::{Event, Stream};
 pub use timer::EventTimer;
 pub use transfer::Transfer;
 pub use units::{Bandwidth, ByteSize, parse_duration};
+pub use watch::Watchdog;

@@ -16,6 +16,7 @@ use crate::device::Device;
 use crate::error::{BackendError, Error, Result};
 use crate::stream::Stream;
 use crate::units::ByteSize;
+use crate::watch;
 
 /// The product of two square matrices of a device, prepared once and queued many times: `aclnnMatmul`
 /// on Ascend. Other backends have none.
@@ -106,6 +107,8 @@ impl DeviceMatmul {
         let launch = function!(self.aclnn, aclnnMatmul).map_err(missing)?;
         let (mut size, mut executor) = (0_u64, std::ptr::null_mut());
         let [left, right, out] = &self.tensors;
+        let device = Some(self.stream.device().id());
+        let watched = watch::enter("aclnnMatmulGetWorkspaceSize", device);
         // SAFETY:
         // * The tensors are alive, the pointers are to live variables of ours.
         let code = unsafe {
@@ -118,6 +121,7 @@ impl DeviceMatmul {
                 &raw mut executor,
             )
         };
+        drop(watched);
         self.check_code("aclnnMatmulGetWorkspaceSize", code)?;
         if size > 0 && self.workspace.as_ref().is_none_or(|memory| (memory.len() as u64) < size) {
             // Products that are queued use the old one.
@@ -132,6 +136,7 @@ impl DeviceMatmul {
         // SAFETY:
         // * The stream is from the Ascend driver and alive.
         let stream = unsafe { stream_of(self.stream.0.raw) };
+        let _call = watch::enter("aclnnMatmul", device);
         // SAFETY:
         // * The executor is that of the call before, not used yet; the workspace is as large as it
         //   asked for.

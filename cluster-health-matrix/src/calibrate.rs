@@ -682,10 +682,12 @@ mod tests {
         let manifest = Manifest::empty("h2d", plan, "blocks".to_owned());
         write_json(&dir.path().join(MANIFEST), &manifest).unwrap();
         let mut lines = String::new();
+        let mut seqs = 0..;
         for block in 0..3 {
             for (cpu, device) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                 for (load, loaded) in [("idle", false), ("cpu:2", true)] {
-                    let mut sample = Sample::new(0, Sweep::H2d, ByteSize(1000));
+                    let seq = seqs.next().unwrap();
+                    let mut sample = Sample::new(seq, Sweep::H2d, ByteSize(1000));
                     (sample.cpu, sample.device) = (Some(CpuId(cpu)), Some(DeviceId(device)));
                     (sample.load, sample.block) = (load.to_owned(), block);
                     sample.iter_ns = vec![time(block, device, loaded)];

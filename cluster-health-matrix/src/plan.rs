@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+use cluster_health_core::affinity::CensusSummary;
 use cluster_health_core::backend::synthetic::LinkSpec;
 use cluster_health_core::load::{LoadGenerator, LoadProfile, STREAM_BYTES};
 use cluster_health_core::{
@@ -904,7 +905,10 @@ fn cpus_of_list(
 ) -> Result<(Vec<CpuId>, BTreeMap<CpuId, String>)> {
     let census = machine.census()?;
     let cpus: Vec<CpuId> = match list {
-        None => census.bindable(),
+        None => match census.bindable() {
+            none if none.is_empty() => return Err(no_cpu(option, &census.summary())),
+            found => found,
+        },
         Some(list) => list.iter().copied().map(CpuId).collect(),
     };
     require_list(option, &cpus)?;
@@ -946,6 +950,16 @@ fn require_usable<T>(option: &str, count: usize, unusable: &BTreeMap<T, String>)
     }
     let reasons: Vec<&str> = unusable.values().map(String::as_str).take(4).collect();
     Err(Error::invalid(option, format!("nothing can be measured: {}", reasons.join("; "))))
+}
+
+/// No CPU at all, with the kernel's reasons.
+fn no_cpu(option: &str, summary: &CensusSummary) -> Error {
+    let reasons: Vec<String> = summary
+        .not_bindable
+        .iter()
+        .map(|entry| format!("CPU {}: {}", entry.cpus, entry.reason))
+        .collect();
+    Error::invalid(option, format!("no CPU can be bound: {}", reasons.join("; ")))
 }
 
 fn require_list<T: std::hash::Hash + Eq + std::fmt::Display>(

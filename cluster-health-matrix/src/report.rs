@@ -14,10 +14,11 @@
 //! | `calibration.json` | matrices, fixed costs and rates for cost models, [`calibrate`](crate::calibrate) |
 //! | `placement.json` | which cores should feed which device, [`placement`](crate::placement) |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::Path;
 
+use cluster_health_core::load::LoadProfile;
 use cluster_health_core::{Bandwidth, CpuId};
 
 use crate::analysis::{Axes, Diagnosis, Evidence};
@@ -29,7 +30,7 @@ use crate::matrix::{Axis, Matrix, Memory, Slice};
 use crate::output::{csv, markdown, npy};
 use crate::placement::{PLACEMENT, Placement};
 use crate::run::{
-    AFFINITY, AffinityFile, Manifest, PointCounts, SampleReader, SummaryRow, read_json,
+    AFFINITY, AffinityFile, Manifest, PlanRecord, PointCounts, SampleReader, SummaryRow, read_json,
     write_by_rename, write_json,
 };
 use crate::samples::{Phase, PointStatus, Sample, Sweep};
@@ -67,7 +68,8 @@ pub struct Report {
     pub pages: BTreeMap<u32, BTreeMap<u32, u64>>,
     /// The census, where the folder has one.
     pub affinity: Option<AffinityFile>,
-    /// Lines of the log that are not samples.
+    /// Lines of the log that are not samples of this run, or a second one of a point, with their
+    /// numbers; nothing else here counts them.
     pub bad_lines: Vec<String>,
     /// Reasons of skipped, failed and implausible points, with how many points each explains.
     pub reasons: BTreeMap<String, u64>,
@@ -108,9 +110,16 @@ impl Report {
         let nodes = affinity.as_ref().map(AffinityFile::nodes).unwrap_or_default();
         let cores = affinity.as_ref().map(AffinityFile::cores).unwrap_or_default();
         let mut gathering = Gathering::new(&manifest, nodes, cores, dir)?;
-        SampleReader::open(dir)?.for_each_line(&mut |line| match line {
-            Ok(sample) => gathering.add(&sample),
-            Err(bad) => gathering.bad_lines.push(format!("line {}: {}", bad.line, bad.reason)),
+        let mut number = 0_u64;
+        SampleReader::open(dir)?.for_each_line(&mut |line| {
+            number += 1;
+            let found = match line {
+                Ok(sample) => gathering.add(&sample),
+                Err(bad) => Err(bad.reason),
+            };
+            if let Err(reason) = found {
+                gathering.bad_lines.push(format!("line {number}: {reason}"));
+            }
         })?;
         let mut points = gathering.points;
         merge_unstarted(&mut gathering.groups, gathering.unstarted);
@@ -260,8 +269,57 @@ fn merge_unstarted(groups: &mut Groups, unstarted: Groups) {
     }
 }
 
+/// Points that were seen, by their number: usually all from 0 on, in any order.
+#[derive(Debug, Default)]
+struct Seen {
+    /// All below were seen.
+    below: u64,
+    beyond: BTreeSet<u64>,
+}
+
+impl Seen {
+    /// False when the point was seen before.
+    fn is_new(&mut self, seq: u64) -> bool {
+        if seq != self.below {
+            return seq > self.below && self.beyond.insert(seq);
+        }
+        self.below += 1;
+        while self.beyond.remove(&self.below) {
+            self.below += 1;
+        }
+        true
+    }
+}
+
+/// What the plan says about all points of a sweep; imports have no plan.
+#[derive(Debug, Default)]
+struct Planned {
+    /// Of copies and of pairs.
+    sweeps: [Option<(Sweep, Vec<String>)>; 2],
+}
+
+impl Planned {
+    fn of(plan: &PlanRecord) -> Self {
+        let names = |loads: &[LoadProfile]| loads.iter().map(ToString::to_string).collect();
+        let copies = plan.h2d.as_ref().map(|plan| (plan.direction.sweep(), names(&plan.loads)));
+        let pairs = plan.core_pair.as_ref().map(|plan| (Sweep::CorePair, names(&plan.loads)));
+        Self { sweeps: [copies, pairs] }
+    }
+
+    fn why_not(&self, sample: &Sample) -> Option<String> {
+        let (sweep, loads) = self.sweeps[usize::from(sample.sweep.is_pair())].as_ref()?;
+        if sample.sweep != *sweep {
+            return Some(format!("a point of a {} sweep, which this run has not", sample.sweep));
+        }
+        let known = loads.contains(&sample.load);
+        (!known).then(|| format!("load {} is not of this run", sample.load))
+    }
+}
+
 /// What one pass over the log gathers.
 struct Gathering {
+    seen: Seen,
+    planned: Planned,
     evidence: Evidence,
     groups: Groups,
     /// By the host clock, of points that device events timed.
@@ -333,6 +391,8 @@ impl Gathering {
             ));
         }
         Ok(Self {
+            seen: Seen::default(),
+            planned: Planned::of(plan),
             evidence: Evidence::new(cores),
             groups: Groups::new(),
             host_groups: Groups::new(),
@@ -349,7 +409,38 @@ impl Gathering {
         })
     }
 
-    fn add(&mut self, sample: &Sample) {
+    /// Why a sample cannot be one of this run.
+    fn why_foreign(&self, sample: &Sample) -> Option<String> {
+        let Some((sizes, rows, columns)) = &self.axes[usize::from(sample.sweep.is_pair())] else {
+            return Some(format!("a point of a {} sweep, which this run has not", sample.sweep));
+        };
+        let Some((row, column)) = sample.cell() else {
+            return Some("names no cell".to_owned());
+        };
+        if let Some(reason) = self.planned.why_not(sample) {
+            return Some(reason);
+        }
+        // Probes and confirmations of other sizes are no cells of a matrix.
+        if sample.phase == Phase::Blocks && !sizes.contains(&sample.bytes) {
+            return Some(format!("{} is no size of this run", sample.bytes));
+        }
+        let outside = [(rows, row), (columns, column)].into_iter().find(|(axis, id)| {
+            // Most ids are their positions or near them.
+            let guess = usize::try_from(*id).ok().and_then(|at| axis.ids.get(at));
+            guess != Some(id) && !axis.ids.contains(id)
+        });
+        outside.map(|(axis, id)| format!("{} {id} is not of this run", axis.name))
+    }
+
+    /// # Errors
+    /// Why the sample is not counted.
+    fn add(&mut self, sample: &Sample) -> Result<(), String> {
+        if let Some(reason) = self.why_foreign(sample) {
+            return Err(reason);
+        }
+        if !self.seen.is_new(sample.seq) {
+            return Err(format!("point {} was there before", sample.seq));
+        }
         self.points.add(sample.status);
         self.evidence.add(sample, self.axes[usize::from(sample.sweep.is_pair())].as_ref());
         if let Some(reason) = &sample.reason
@@ -370,7 +461,7 @@ impl Gathering {
         }
         let is_probe = sample.phase == Phase::Probe && sample.status == PointStatus::Measured;
         if sample.sentinel || !(is_probe || sample.is_matrix_point()) {
-            return;
+            return Ok(());
         }
         let memory = match sample.pinned {
             _ if sample.sweep.is_pair() => Memory::Device,
@@ -383,11 +474,11 @@ impl Gathering {
         let key = (sample.sweep, sample.load.clone(), memory);
         if is_probe {
             self.probes.entry(key).or_default().extend(ProbeTime::of(sample));
-            return;
+            return Ok(());
         }
         let groups = if unstarted { &mut self.unstarted } else { &mut self.groups };
         let Some((sizes, rows, columns)) = &self.axes[usize::from(sample.sweep.is_pair())] else {
-            return;
+            return Ok(());
         };
         let empty = || {
             Estimates::new(sample.sweep, &sample.load, sizes.clone(), rows.clone(), columns.clone())
@@ -397,6 +488,7 @@ impl Gathering {
             self.host_groups.entry(key.clone()).or_insert_with(empty).add(&by_host);
         }
         groups.entry(key).or_insert_with(empty).add(sample);
+        Ok(())
     }
 }
 
@@ -548,8 +640,11 @@ mod tests {
         let plan = PlanRecord { import: Some(plan), ..PlanRecord::default() };
         let manifest = Manifest::empty("import", plan, "blocks".to_owned());
         write_json(&dir.path().join(MANIFEST), &manifest).unwrap();
-        let lines: String =
-            samples.iter().map(|sample| serde_json::to_string(sample).unwrap() + "\n").collect();
+        let line = |(seq, sample): (u64, &Sample)| {
+            let sample = Sample { seq, ..sample.clone() };
+            serde_json::to_string(&sample).unwrap() + "\n"
+        };
+        let lines: String = (0..).zip(samples).map(line).collect();
         fs::write(dir.path().join(SAMPLES), lines).unwrap();
         dir
     }
@@ -652,6 +747,33 @@ mod tests {
         assert_eq!((points.measured, points.skipped), (1, 2));
         let places: Vec<&str> = report.bad_lines.iter().map(|line| &line[..7]).collect();
         assert_eq!(places, ["line 4:", "line 5:"]);
+    }
+
+    #[test]
+    fn what_another_run_measured_and_what_comes_twice_is_told_and_left_out() {
+        let dir = folder(&[sample(4, 0, 100), sample(2, 0, 100), sample(4, 1, 100)]);
+        let path = dir.path().join(SAMPLES);
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let pair = lines[1].replace("\"h2d\"", "\"core_pair\"");
+        let cpu = lines[1].replace("\"cpu\":2", "\"cpu\":3");
+        let size = lines[1].replace("1000", "1001");
+        for foreign in [&pair, &cpu, &size] {
+            assert_ne!(foreign, lines[1]);
+        }
+        // Backwards, the first line again at the end.
+        let mixed = [lines[2], &pair, lines[1], &cpu, lines[0], &size, lines[2]];
+        fs::write(&path, mixed.join("\n") + "\n").unwrap();
+        let report = Report::read(dir.path()).unwrap();
+        assert_eq!(report.manifest.points.measured, 3);
+        assert_eq!(report.matrices[0].gbps.iter().filter(|rate| !rate.is_nan()).count(), 3);
+        let told = [
+            "line 2: a point of a core_pair sweep, which this run has not",
+            "line 4: cpu 3 is not of this run",
+            "line 6: 1001B is no size of this run",
+            "line 7: point 2 was there before",
+        ];
+        assert_eq!(report.bad_lines, told);
     }
 
     #[test]

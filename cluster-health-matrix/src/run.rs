@@ -621,7 +621,8 @@ fn parse(line: &[u8], number: u64) -> Result<Sample, BadLine> {
     if let Some(sample) = crate::line::parse(line) {
         return Ok(sample);
     }
-    serde_json::from_slice(line).map_err(|error| bad(error.to_string(), false))
+    let text = line.trim_ascii_end();
+    serde_json::from_slice(text).map_err(|error| bad(error.to_string(), false))
 }
 
 impl SampleReader {
@@ -836,6 +837,16 @@ fn is_ours(name: &str) -> bool {
     fixed.contains(&name) || matrix
 }
 
+/// What a run leaves that was killed before its manifest and its first point.
+fn is_unstarted(dir: &Path, names: &[String]) -> bool {
+    let empty = |name: &str| fs::metadata(dir.join(name)).is_ok_and(|data| data.len() == 0);
+    let (manifest, affinity) = (format!("{MANIFEST}.tmp"), format!("{AFFINITY}.tmp"));
+    names.iter().all(|name| {
+        [AFFINITY, &manifest, &affinity].contains(&name.as_str())
+            || (name == SAMPLES && empty(name))
+    })
+}
+
 impl RunFolder {
     /// Opens `dir` for a run that `manifest` describes.
     ///
@@ -863,7 +874,7 @@ impl RunFolder {
                 ));
             }
             OpenMode::Resume if has_run => return Self::resume(dir, manifest),
-            OpenMode::Resume if names.iter().any(|name| name != SAMPLES) => {
+            OpenMode::Resume if !is_unstarted(dir, &names) => {
                 return Err(Error::invalid(
                     "--resume",
                     format!("{} is not empty and holds no run.json", dir.display()),
@@ -913,8 +924,18 @@ impl RunFolder {
             return Ok(Opened::Complete(Box::new(found)));
         }
         let mut reader = SampleReader::open(dir)?;
-        for sample in reader.by_ref() {
-            folder.next_seq = sample?.seq + 1;
+        while let Some(sample) = reader.next().transpose()? {
+            // What is used of such a log is for a reader to see, not to be measured on.
+            if sample.seq != folder.next_seq {
+                return Err(Error::format(
+                    format!("{}, line {}", reader.path.display(), reader.number),
+                    format!(
+                        "is point {} where {} comes next; `cluster-health report` uses the good lines",
+                        sample.seq, folder.next_seq
+                    ),
+                ));
+            }
+            folder.next_seq += 1;
         }
         folder.len = reader.end();
         let path = dir.join(SAMPLES);

@@ -20,8 +20,8 @@ use crate::older::import::{ImportRequest, Imported};
 use crate::plan::{CorePairPlan, H2dPlan};
 use crate::report::{Report, ReportOptions};
 use crate::run::{
-    ImportPlan, LoadProfileRecord, Manifest, OpenMode, Opened, PlanRecord, RunFolder, RunStatus,
-    SampleReader, Segment, timings_of_log, utc_now,
+    FolderLock, ImportPlan, LoadProfileRecord, MANIFEST, Manifest, OpenMode, Opened, PlanRecord,
+    RunFolder, RunStatus, SampleReader, Segment, timings_of_log, utc_now, write_json,
 };
 use crate::samples::{Sample, Sweep};
 use crate::sweep::{Course, RunClock, Timings, core_pair_in, h2d_in, not_this_plan};
@@ -247,7 +247,7 @@ pub fn record(
     let mut wanted = Manifest::of_machine(command, plan.clone(), machine);
     wanted.notes = notes;
     let (mut folder, mut manifest) = match RunFolder::open(dir, options.mode, &wanted)? {
-        Opened::Complete(_) => return Report::read(dir),
+        Opened::Complete(found) => return finished(&found, dir, &options.report),
         Opened::Fresh(folder) => (folder, wanted),
         Opened::Interrupted(folder, mut manifest) => {
             account_for_crash(&mut manifest, dir)?;
@@ -256,6 +256,8 @@ pub fn record(
     };
     folder.write_affinity(machine.census()?)?;
     manifest.status = RunStatus::Running;
+    // Given with the outputs.
+    manifest.verdict = None;
     manifest.segments.push(Segment {
         start: utc_now(),
         end: None,
@@ -339,6 +341,33 @@ pub fn record(
     written?;
     let mut report = Report::read(dir)?;
     report.write(dir, &options.report)?;
+    Ok(report)
+}
+
+/// Marks the run in `dir` as interrupted for `reason`: for a host that ends its process because a call
+/// below [`record`] does not return. What was measured is in the log already; `--resume` goes on.
+///
+/// # Errors
+/// When the manifest cannot be read or written.
+pub fn abandon(dir: &Path, reason: &str) -> Result<()> {
+    let mut manifest = Manifest::read(dir)?;
+    if manifest.status != RunStatus::Running {
+        return Ok(());
+    }
+    manifest.status = RunStatus::Interrupted;
+    note(&mut manifest, format!("the run was ended: {reason}"));
+    write_json(&dir.join(MANIFEST), &manifest)
+}
+
+/// The report of a run that has every point. One that was killed then lacks outputs, of which the
+/// verdict in the manifest is the last.
+fn finished(found: &Manifest, dir: &Path, options: &ReportOptions) -> Result<Report> {
+    if found.verdict.is_some() {
+        return Report::read(dir);
+    }
+    let _lock = FolderLock::take(dir)?;
+    let mut report = Report::read(dir)?;
+    report.write(dir, options)?;
     Ok(report)
 }
 

@@ -173,13 +173,18 @@ fn parent(pid: u32) -> Option<u32> {
     words.next()?.parse().ok().filter(|_| !matches!(state, "Z" | "X"))
 }
 
+/// The processes that this one started and that still run.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    processes().filter(|child| parent(*child) == Some(pid)).collect()
+}
+
 /// True once a process has ended.
 pub(crate) fn is_gone(pid: u32) -> bool {
     parent(pid).is_none()
 }
 
 /// Processes with a path inside this folder on their command line.
-fn users_of(dir: &Path) -> Vec<u32> {
+pub(crate) fn users_of(dir: &Path) -> Vec<u32> {
     let dir = dir.to_str().unwrap();
     processes()
         .filter(|pid| {
@@ -221,6 +226,10 @@ impl Running {
 
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     /// Rank 1, as soon as it is there.

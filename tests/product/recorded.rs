@@ -134,7 +134,7 @@ fn ratio(finding: &Finding) -> f64 {
 }
 
 #[test]
-fn the_slow_device_of_the_copies_is_a_stall_that_began_at_some_time() {
+fn f13_the_slow_device_of_the_copies_is_a_stall_that_began_at_some_time() {
     let Some((_place, out, diagnosis)) = h2d(|_, _, rate| rate) else { return };
     assert_eq!(structural(&diagnosis), []);
     assert_eq!(diagnosis.verdict, Verdict::Inconclusive);
@@ -202,7 +202,7 @@ fn a_device_that_is_slow_for_a_part_of_the_scan_only_is_confounded() {
 }
 
 #[test]
-fn copies_that_become_slower_all_along_drift() {
+fn f15_copies_that_become_slower_all_along_drift() {
     let slowed = h2d(|cpu, _, rate| rate * (1.0 - 0.1 * cpu as f64 / 640.0));
     let Some((_place, _, diagnosis)) = slowed else { return };
     assert_eq!(structural(&diagnosis), []);
@@ -257,7 +257,7 @@ fn pairs_with_other_labels_have_other_findings() {
 }
 
 #[test]
-fn pairs_without_their_diagonal_and_with_slow_columns() {
+fn f14_pairs_without_their_diagonal_and_with_slow_columns() {
     let slow = [33, 35, 120, 121, 300, 301, 333, 600];
     let changed = pairs(|matrix| {
         let rates: Vec<f64> =

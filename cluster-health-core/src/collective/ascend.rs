@@ -20,6 +20,7 @@ use crate::id::DeviceId;
 use crate::rank::RankGroup;
 use crate::stream::Stream;
 use crate::timer::EventTimer;
+use crate::watch;
 
 /// A waiting rank looks this often whether the others are alive.
 const LOOK: Duration = Duration::from_secs(1);
@@ -60,11 +61,13 @@ impl Drop for Comm {
         }
         let Ok(destroy) = function!(self.hccl, HcclCommDestroy) else { return };
         let began = Instant::now();
-        // SAFETY:
-        // * The communicator is ours, and "again" means that it is still alive.
-        while unsafe { destroy(self.handle) } == abi::HCCL_E_AGAIN
-            && began.elapsed() < DESTROY_BOUND
-        {
+        let destroy_once = || {
+            let _call = watch::enter("HcclCommDestroy", Some(self.context.id()));
+            // SAFETY:
+            // * The communicator is ours, and "again" means that it is still alive.
+            unsafe { destroy(self.handle) }
+        };
+        while destroy_once() == abi::HCCL_E_AGAIN && began.elapsed() < DESTROY_BOUND {
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -301,7 +304,9 @@ impl<'g> AscendCollectives<'g> {
             timer.begin(operation.stream)?;
         }
         for _ in 0..timer.as_ref().map_or(1, |timer| timer.batch()) {
+            let watched = watch::enter(operation.call, Some(self.id));
             let code = submit(self.comm.handle, stream);
+            drop(watched);
             check(self.hccl, &self.context, operation.call, code, self.id, Some(self.rank))?;
         }
         timer.map_or(Ok(()), |timer| timer.end(operation.stream))
@@ -637,9 +642,10 @@ fn bounded<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (sender, receiver) = mpsc::channel();
-    let started = thread::Builder::new()
-        .name("hccl-setup".to_owned())
-        .spawn(move || drop(sender.send(work())));
+    let started = thread::Builder::new().name("hccl-setup".to_owned()).spawn(move || {
+        watch::leave_unwatched();
+        drop(sender.send(work()));
+    });
     if let Err(error) = started {
         let errno = error.raw_os_error().unwrap_or_default();
         return Err(Error::system("pthread_create", errno, format!("a thread for {call}")));

@@ -1,5 +1,6 @@
 //! The result folder of what is measured in visits rather than in points of a log.
 
+use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::time::Instant;
@@ -13,10 +14,13 @@ use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::output::first_page;
 use crate::run::{
-    Manifest, OpenMode, Opened, RunFolder, RunStatus, Segment, read_json, utc_now, write_by_rename,
-    write_json,
+    FolderLock, Manifest, OpenMode, Opened, RunFolder, RunStatus, Segment, read_json, utc_now,
+    write_by_rename, write_json,
 };
 use crate::session::StartRanks;
+
+/// The output that is written last.
+const REPORT: &str = "report.md";
 
 /// What a folder holds beside its manifest.
 pub(crate) trait Outcome: Serialize {
@@ -39,7 +43,7 @@ pub(crate) trait Outcome: Serialize {
 /// # Errors
 /// When the folder cannot be used (nothing is measured then), `measure` fails, or a file cannot be
 /// written.
-pub(crate) fn record<T: Outcome>(
+pub(crate) fn record<T: Outcome + DeserializeOwned>(
     machine: &Machine,
     mut manifest: Manifest,
     ranks: Option<StartRanks<'_>>,
@@ -48,8 +52,19 @@ pub(crate) fn record<T: Outcome>(
     measure: impl FnOnce(Option<&RankGroup>) -> Result<T>,
 ) -> Result<Option<T>> {
     let folder = match RunFolder::open(dir, mode, &manifest)? {
-        Opened::Complete(_) => return Ok(None),
-        Opened::Fresh(folder) | Opened::Interrupted(folder, _) => folder,
+        Opened::Complete(found) => {
+            // The last of the outputs: without it the run was killed while it wrote them.
+            if !dir.join(REPORT).exists() {
+                let _lock = FolderLock::take(dir)?;
+                read::<T>(dir)?.write_outputs(dir, &found)?;
+            }
+            return Ok(None);
+        }
+        Opened::Fresh(folder) => folder,
+        Opened::Interrupted(folder, _) => {
+            fs::remove_file(dir.join(REPORT)).ok();
+            folder
+        }
     };
     folder.write_affinity(machine.census()?)?;
     for reason in Environment::of(machine).disturbances(machine.topology().online().len()) {
@@ -106,7 +121,7 @@ pub(crate) fn write_report(
     body: &str,
 ) -> Result<()> {
     let place = first_page::place(manifest);
-    write_by_rename(&dir.join("report.md"), |out| {
+    write_by_rename(&dir.join(REPORT), |out| {
         writeln!(out, "# cluster-health {command} on {place}\n")?;
         for note in &manifest.notes {
             writeln!(out, "- Note: {note}.")?;

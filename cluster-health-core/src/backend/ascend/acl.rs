@@ -17,6 +17,7 @@ use crate::device::DeviceInfo;
 use crate::error::{BackendError, Error, Result};
 use crate::id::{DeviceId, NodeId};
 use crate::units::ByteSize;
+use crate::watch;
 
 thread_local! {
     /// The device that this thread's context belongs to, as far as this module set it.
@@ -67,9 +68,11 @@ impl Runtime {
 
     fn initialise(self) -> Result<()> {
         let init = function!(self.acl, aclInit).map_err(missing)?;
+        let call = watch::enter("aclInit", None);
         // SAFETY:
         // * A null path is the documented way to say "no configuration file".
         let code = unsafe { init(std::ptr::null()) };
+        drop(call);
         // A host process that uses the runtime too has initialised it before.
         if code == codes::ACL_ERROR_REPEAT_INITIALIZE {
             return Ok(());
@@ -106,6 +109,7 @@ impl Runtime {
     pub(super) fn device_count(self) -> Result<u32> {
         let mut count = 0_u32;
         let get = function!(self.acl, aclrtGetDeviceCount).map_err(missing)?;
+        let _call = watch::enter("aclrtGetDeviceCount", None);
         // SAFETY:
         // * The pointer is to a live integer of ours.
         let code = unsafe { get(&raw mut count) };
@@ -240,6 +244,7 @@ impl Runtime {
     pub(super) fn memory_left(self, device: Option<DeviceId>) -> Result<Option<(usize, usize)>> {
         let get = function!(self.acl, aclrtGetMemInfo).map_err(missing)?;
         let (mut free, mut total) = (0_usize, 0_usize);
+        let _call = watch::enter("aclrtGetMemInfo", device);
         // SAFETY:
         // * Both pointers are to live integers of ours.
         let code = unsafe { get(acl::ACL_HBM_MEM, &raw mut free, &raw mut total) };
@@ -261,6 +266,7 @@ impl Runtime {
     fn is_current(self, user: i32) -> Result<bool> {
         let get = function!(self.acl, aclrtGetDevice).map_err(missing)?;
         let mut current = -1_i32;
+        let _call = watch::enter("aclrtGetDevice", None);
         // SAFETY:
         // * The pointer is to a live integer of ours; a thread without a device is an error code.
         let code = unsafe { get(&raw mut current) };
@@ -284,9 +290,24 @@ impl Runtime {
         device: DeviceId,
         call: impl Fn() -> i32,
     ) -> Result<()> {
+        self.wait_with_context(name, user, device, 0, call)
+    }
+
+    /// As [`with_context`](Self::with_context), for a call that waits so many milliseconds at most.
+    #[inline]
+    pub(super) fn wait_with_context(
+        self,
+        name: &'static str,
+        user: i32,
+        device: DeviceId,
+        bound_ms: u64,
+        call: impl Fn() -> i32,
+    ) -> Result<()> {
         self.enter_again(user, device)?;
+        let watched = watch::enter_wait(name, Some(device), bound_ms);
         let code = call();
-        if code == 0 { Ok(()) } else { self.call_again(name, user, device, code, call) }
+        drop(watched);
+        if code == 0 { Ok(()) } else { self.call_again(name, user, device, code, bound_ms, call) }
     }
 
     #[cold]
@@ -296,6 +317,7 @@ impl Runtime {
         user: i32,
         device: DeviceId,
         code: i32,
+        bound_ms: u64,
         call: impl Fn() -> i32,
     ) -> Result<()> {
         // Said about this failure, and gone after the next call.
@@ -306,6 +328,7 @@ impl Runtime {
             return Err(error);
         }
         self.set_device(user, device)?;
+        let _call = watch::enter_wait(name, Some(device), bound_ms);
         self.check(name, call(), Some(device))
     }
 
@@ -314,9 +337,11 @@ impl Runtime {
     fn set_device(self, user: i32, device: DeviceId) -> Result<()> {
         CURRENT.set(None);
         let set = function!(self.acl, aclrtSetDevice).map_err(missing)?;
+        let watched = watch::enter("aclrtSetDevice", Some(device));
         // SAFETY:
         // * The call takes an integer; one out of range is an error code.
         let code = unsafe { set(user) };
+        drop(watched);
         self.check("aclrtSetDevice", code, Some(device))?;
         note(user);
         Ok(())

@@ -29,6 +29,7 @@ use crate::error::{Error, Result};
 use crate::id::{DeviceId, NodeId};
 use crate::inventory::AscendSoftware;
 use crate::units::ByteSize;
+use crate::watch;
 
 mod acl;
 mod dcmi;
@@ -92,9 +93,11 @@ impl AscendDriver {
         self.enter(device)?;
         let malloc = function!(self.runtime.acl, aclrtMallocHost).map_err(missing)?;
         let mut address: *mut c_void = std::ptr::null_mut();
+        let call = watch::enter("aclrtMallocHost", self.id(device));
         // SAFETY:
         // * The pointer is to a live pointer of ours; this thread has a context.
         let code = unsafe { malloc(&raw mut address, len) };
+        drop(call);
         self.check("aclrtMallocHost", code, device)?;
         if address.is_null() {
             return Err(Error::Unavailable {
@@ -139,6 +142,7 @@ impl AscendDriver {
         let address: *mut c_void = memory.0.address.cast();
         let mut refused = None;
         if let Ok(pin) = pin {
+            let _call = watch::enter("aclrtHostRegisterV2", self.id(device));
             // SAFETY:
             // * The pages are ours, whole and alive until they are unregistered.
             let code = unsafe { pin(address, len as u64, abi::ACL_HOST_REG_PINNED) };
@@ -148,6 +152,7 @@ impl AscendDriver {
             && let Ok(map) = map
         {
             let mut view: *mut c_void = std::ptr::null_mut();
+            let _call = watch::enter("aclrtHostRegister", self.id(device));
             // SAFETY:
             // * As above; the pointer is to a live pointer of ours.
             let code =
@@ -164,6 +169,7 @@ impl AscendDriver {
         let device = self.runtime.any_device(self.devices.len());
         self.enter(device)?;
         let unregister = function!(self.runtime.acl, aclrtHostUnregister).map_err(missing)?;
+        let _call = watch::enter("aclrtHostUnregister", self.id(device));
         // SAFETY:
         // * The address is one that was registered, idle.
         let code = unsafe { unregister(address.cast()) };
@@ -195,6 +201,7 @@ impl AscendDriver {
         }
         self.enter(a)?;
         let enable = function!(acl, aclrtDeviceEnablePeerAccess).map_err(missing)?;
+        let _call = watch::enter("aclrtDeviceEnablePeerAccess", Some(a_id));
         // SAFETY:
         // * The call takes integers; this thread has the context of device `a`.
         let code = unsafe { enable(b_user, 0) };
@@ -233,6 +240,7 @@ impl AscendDriver {
         direction: Direction,
     ) -> Result<()> {
         let copy = function!(self.runtime.acl, aclrtMemcpy).map_err(missing)?;
+        let _call = watch::enter("aclrtMemcpy", self.id(device));
         // SAFETY:
         // * The caller vouches for both sides; this thread has the device's context.
         let code = unsafe { copy(to.cast(), count, from.cast(), count, kind_of(direction)) };
@@ -261,6 +269,7 @@ impl AscendDriver {
                 Direction::DeviceToHost => (width, pitch),
             };
             let kind = kind_of(direction);
+            let _call = watch::enter("aclrtMemcpy2d", self.id(device));
             // SAFETY:
             // * The caller vouches for both sides; this thread has the device's context.
             let code =
@@ -348,6 +357,11 @@ impl DeviceContext {
     /// Makes the device current on this thread, whatever others did meanwhile.
     pub(crate) fn enter(&self) -> Result<()> {
         self.runtime.enter(self.user, self.id)
+    }
+
+    /// The device's physical id.
+    pub(crate) fn id(&self) -> DeviceId {
+        self.id
     }
 
     /// The runtime's own number of the device.
@@ -581,6 +595,7 @@ unsafe impl Driver for AscendDriver {
         let device = self.runtime.any_device(self.devices.len());
         let Ok(free) = function!(self.runtime.acl, aclrtFreeHost) else { return };
         if self.enter(device).is_ok() {
+            let _call = watch::enter("aclrtFreeHost", self.id(device));
             // SAFETY:
             // * The address is from aclrtMallocHost and given back once, idle.
             unsafe { free(memory.address.cast()) };
@@ -605,6 +620,7 @@ unsafe impl Driver for AscendDriver {
         self.enter(device)?;
         let malloc = function!(self.runtime.acl, aclrtMalloc).map_err(missing)?;
         let mut address: *mut c_void = std::ptr::null_mut();
+        let _call = watch::enter("aclrtMalloc", self.id(device));
         // SAFETY:
         // * The pointer is to a live pointer of ours; this thread has the device's context.
         let code = unsafe { malloc(&raw mut address, len, abi::ACL_MEM_MALLOC_HUGE_FIRST) };
@@ -632,6 +648,7 @@ unsafe impl Driver for AscendDriver {
     unsafe fn device_free(&self, device: usize, memory: &RawDevice) {
         let Ok(free) = function!(self.runtime.acl, aclrtFree) else { return };
         if self.enter(device).is_ok() {
+            let _call = watch::enter("aclrtFree", self.id(device));
             // SAFETY:
             // * The address is from aclrtMalloc and given back once, idle.
             unsafe { free(memory.address.cast()) };
@@ -644,6 +661,7 @@ unsafe impl Driver for AscendDriver {
         let mut address: *mut c_void = std::ptr::null_mut();
         // A wait that polls ends without the wake-up of a sleeping thread, which would be timed.
         let flags = abi::ACL_STREAM_FAST_LAUNCH | abi::ACL_STREAM_FAST_SYNC;
+        let _call = watch::enter("aclrtCreateStreamWithConfig", self.id(device));
         // SAFETY:
         // * The pointer is to a live pointer of ours; this thread has the device's context.
         let code = unsafe { create(&raw mut address, 0, flags) };
@@ -657,6 +675,7 @@ unsafe impl Driver for AscendDriver {
         let Handle { address, device } = unsafe { Handle::take(stream.0) };
         let Ok(destroy) = function!(self.runtime.acl, aclrtDestroyStream) else { return };
         if self.enter(device).is_ok() {
+            let _call = watch::enter("aclrtDestroyStream", self.id(device));
             // SAFETY:
             // * The stream is alive, idle, and given back once, in its device's context.
             unsafe { destroy(address) };
@@ -668,6 +687,7 @@ unsafe impl Driver for AscendDriver {
         // A handle that is none, or of another device, is found out here where the runtime looks.
         let query = function!(self.runtime.acl, aclrtStreamQuery).map_err(missing)?;
         let mut status: abi::aclrtStreamStatus = abi::ACL_STREAM_STATUS_RESERVED;
+        let _call = watch::enter("aclrtStreamQuery", self.id(device));
         // SAFETY:
         // * The caller vouches for the stream; the pointer is to a live value of ours.
         let code = unsafe { query(stream, &raw mut status) };
@@ -693,7 +713,10 @@ unsafe impl Driver for AscendDriver {
         // SAFETY:
         // * Forwarded to the caller: the stream is alive.
         let stream = unsafe { Handle::of(stream.0) };
-        let mut result = self.with_context("aclrtSynchronizeStreamWithTimeout", device, || {
+        let (user, id) = self.user_of(device)?;
+        let (name, bound_ms) =
+            ("aclrtSynchronizeStreamWithTimeout", u64::from(bound.unsigned_abs()));
+        let mut result = self.runtime.wait_with_context(name, user, id, bound_ms, || {
             // SAFETY:
             // * The stream is alive, and this thread has its device's context.
             unsafe { wait(stream.address, bound) }
@@ -712,6 +735,7 @@ unsafe impl Driver for AscendDriver {
         let create = function!(self.runtime.acl, aclrtCreateEventExWithFlag).map_err(missing)?;
         let mut address: *mut c_void = std::ptr::null_mut();
         let flags = abi::ACL_EVENT_SYNC | abi::ACL_EVENT_TIME_LINE;
+        let _call = watch::enter("aclrtCreateEventExWithFlag", self.id(device));
         // SAFETY:
         // * The pointer is to a live pointer of ours; this thread has the device's context.
         let code = unsafe { create(&raw mut address, flags) };
@@ -725,6 +749,7 @@ unsafe impl Driver for AscendDriver {
         let Handle { address, device } = unsafe { Handle::take(event.0) };
         let Ok(destroy) = function!(self.runtime.acl, aclrtDestroyEvent) else { return };
         if self.enter(device).is_ok() {
+            let _call = watch::enter("aclrtDestroyEvent", self.id(device));
             // SAFETY:
             // * The event is alive, in no stream, and given back once.
             unsafe { destroy(address) };

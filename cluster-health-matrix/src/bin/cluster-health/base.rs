@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use cluster_health_core::rank::RankGroup;
-use cluster_health_core::{Bandwidth, ByteSize, Machine};
+use cluster_health_core::{Bandwidth, ByteSize, Machine, Watchdog};
 use cluster_health_matrix::policies::{self, PoliciesPlan, PolicyStatus, PolicySweep};
 use cluster_health_matrix::run::OpenMode;
 use cluster_health_matrix::session::StartRanks;
@@ -20,7 +20,7 @@ use crate::args::{
 };
 use crate::commands::{Done, Membership, stop_on_signals};
 use crate::progress::Terminal;
-use crate::{print_json, print_text};
+use crate::{guard, print_json, print_text};
 
 /// How to measure with few ranks.
 #[derive(Debug, Clone, Args)]
@@ -165,6 +165,10 @@ fn parse_orders(option: &str, text: &str) -> Result<Vec<u32>> {
     text.split(',').enumerate().map(number).collect()
 }
 
+fn watch(few: &FewArgs, folder: &FolderArgs) -> Result<Option<Watchdog>> {
+    guard::watch(&few.backend, few.timeout()?, folder.output.json)
+}
+
 /// Measures with `ranks` ranks as far as they are needed: follows rank 0, or records.
 fn measured<T>(
     machine: &Machine,
@@ -186,6 +190,7 @@ fn measured<T>(
     let needed = is_launched || (ranks > 1 && !machine.has_virtual_time());
     let mut start = || membership.lead_of(u32::try_from(ranks).unwrap_or(u32::MAX));
     let mut terminal = Terminal::new(folder.output.quiet, cancel);
+    guard::records(&folder.out);
     let result = record(if needed { Some(&mut start) } else { None }, mode, &mut terminal);
     terminal.finish();
     result.map(ControlFlow::Continue)
@@ -198,6 +203,7 @@ fn tell_interrupted(complete: bool) {
 }
 
 pub(crate) fn validate(args: &ValidateArgs) -> Result<Done> {
+    let _watchdog = watch(&args.few, &args.folder)?;
     let machine = args.few.backend.machine()?;
     let plan = args.plan(&machine)?;
     let (out, output) = (&args.folder.out, &args.folder.output);
@@ -314,6 +320,7 @@ pub(crate) fn sizes(args: &SizesArgs) -> Result<Done> {
         }
         return Ok(Done::Clean);
     }
+    let _watchdog = watch(&args.few, &args.folder)?;
     let machine = args.few.backend.machine()?;
     let plan = args.plan(&machine)?;
     let (out, output) = (&args.folder.out, &args.folder.output);
@@ -403,6 +410,7 @@ impl PoliciesArgs {
 }
 
 pub(crate) fn policies(args: &PoliciesArgs) -> Result<Done> {
+    let _watchdog = watch(&args.few, &args.folder)?;
     let machine = args.few.backend.machine()?;
     let plan = args.plan(&machine)?;
     let (out, output) = (&args.folder.out, &args.folder.output);

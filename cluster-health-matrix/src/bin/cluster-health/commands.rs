@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use cluster_health_core::affinity::Census;
 use cluster_health_core::rank::RankGroup;
 use cluster_health_core::topology::Topology;
-use cluster_health_core::{BackendKind, Bandwidth, ByteSize, DeviceActivity, LoadProfile, Machine};
+use cluster_health_core::{
+    BackendKind, Bandwidth, ByteSize, CpuId, DeviceActivity, LoadProfile, Machine, Watchdog,
+};
 use cluster_health_matrix::analysis::Verdict;
 use cluster_health_matrix::compare::{self, CompareVerdict};
 use cluster_health_matrix::environment::Environment;
@@ -37,7 +39,7 @@ use crate::args::{
     ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
-use crate::{base, bundle, print_json, print_text};
+use crate::{base, bundle, guard, print_json, print_text};
 
 /// How a command ended when it did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,8 +79,11 @@ const CONFIRMING_VISITS: usize = 6;
 const WHOLE_SECONDS: f64 = 180.0;
 
 fn h2d(args: &H2dSweepArgs) -> Result<Done> {
+    let common = &args.common;
+    let watchdog = guard::watch(&common.backend, common.timeout()?, args.folder.output.json)?;
     let machine = args.common.backend.machine()?;
     let plan = args.h2d.plan(&args.common, Some(&args.copies), &machine)?;
+    keep_off(watchdog.as_ref(), plan.cpus.iter().copied());
     let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     if let Some(group) = membership.follower() {
         log!("rank {} has nothing to do: rank 0 measures H2D", group.rank());
@@ -88,11 +93,20 @@ fn h2d(args: &H2dSweepArgs) -> Result<Done> {
 }
 
 fn core_pair(args: &PairSweepArgs) -> Result<Done> {
+    let common = &args.common;
+    let watchdog = guard::watch(&common.backend, common.timeout()?, args.folder.output.json)?;
     let machine = args.common.backend.machine()?;
     let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     let plan = args.pair.plan(&args.common, None, false, &machine)?;
+    keep_off(watchdog.as_ref(), plan.rank0_cpus.iter().chain(&plan.rank1_cpus).copied());
     let plan = PlanRecord::of_core_pair(plan);
     record_run("core-pair", &machine, &plan, membership, Vec::new(), &args.folder)
+}
+
+fn keep_off(watchdog: Option<&Watchdog>, cpus: impl Iterator<Item = CpuId>) {
+    if let Some(watchdog) = watchdog {
+        watchdog.keep_off(cpus);
+    }
 }
 
 /// This process's place among ranks.
@@ -105,6 +119,14 @@ pub(crate) enum Membership {
 
 impl Membership {
     pub(crate) fn find(ranks: Option<RanksArg>, timeout: Duration) -> Result<Self> {
+        let found = Self::find_any(ranks, timeout)?;
+        if let Self::Rank(group) = &found {
+            guard::is_rank(group.rank());
+        }
+        Ok(found)
+    }
+
+    fn find_any(ranks: Option<RanksArg>, timeout: Duration) -> Result<Self> {
         if let Some(group) = RankGroup::from_parent(timeout)? {
             return Ok(Self::Rank(group));
         }
@@ -145,6 +167,7 @@ impl Membership {
                     .map_err(|error| Error::io("finding", "this program", error))?;
                 let mut command = std::process::Command::new(program);
                 command.args(std::env::args_os().skip(1));
+                guard::is_rank(0);
                 Ok(Arc::new(RankGroup::lead(command, size, timeout)?))
             }
         }
@@ -152,9 +175,12 @@ impl Membership {
 }
 
 fn all(args: &AllArgs) -> Result<Done> {
+    let common = &args.common;
+    let watchdog = guard::watch(&common.backend, common.timeout()?, args.folder.output.json)?;
     let machine = args.common.backend.machine()?;
     let membership = Membership::find(args.common.ranks, args.common.timeout()?)?;
     let mut h2d = args.h2d.plan(&args.common, None, &machine)?;
+    keep_off(watchdog.as_ref(), h2d.cpus.iter().copied());
     let (pair, mut notes) = pair_of_all(args, &machine, &h2d)?;
     // A fixed rate: what is measured just now may differ when the run is resumed, and with it the
     // plan.
@@ -236,6 +262,7 @@ fn record_run(
     let mut terminal = Terminal::new(args.output.quiet, cancel.clone());
     let options = args.record_options()?;
     let mut ranks = || membership.lead();
+    guard::records(&args.out);
     let result =
         record(command, machine, plan, &mut ranks, notes, &args.out, &options, &mut terminal);
     terminal.finish();

@@ -13,6 +13,7 @@ mod args;
 mod base;
 mod bundle;
 mod commands;
+mod guard;
 mod progress;
 
 use std::io::Write as _;
