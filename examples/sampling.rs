@@ -15,6 +15,11 @@
 //! devices, a NUMA node, a rectangle of neighbours, pairs on one CPU; each costs 5 % to 40 % at the
 //! largest size. Exit code 1 when recall is below 0.95, precision below 0.99, or a budget is exceeded.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints its result")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "ids and counts of a machine that is drawn here"
+)]
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

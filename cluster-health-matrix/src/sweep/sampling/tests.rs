@@ -69,6 +69,7 @@ impl Points for Recording<'_> {
     fn measure(&mut self, point: &PlannedPoint, _clock: &mut RunClock) -> Result<&Sample> {
         let Cell { row, column } = point.cell;
         let rate = self.rates[row][column + self.first_column];
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "far below")]
         let ns = (point.bytes.bytes() as f64 / rate).round() as u64;
         let sample = &mut self.sample;
         (sample.seq, sample.block, sample.bytes) = (point.seq, point.block, point.bytes);
@@ -198,9 +199,10 @@ fn half_a_percent_of_the_recorded_pairs_predicts_the_others() {
 fn a_sample_of_the_recorded_pairs_finds_the_diagonal_and_the_fast_node() {
     let Some(rates) = recorded("a3-182-allgather-pair05-8MB-clean-20260707.csv.xz") else { return };
     for seed in 1..=3 {
-        // Half of the time is for 2,048 cells by chance, the rest mostly for confirming.
+        // Half of the time is for 2,048 cells by chance, the rest mostly for confirming. The node's 4 %
+        // are too near to the usual 3 % to be sure above it.
         let (table, seen) = sampled_pairs(&rates, 2 * 2048, seed);
-        let found = judge_table(table, 0.03);
+        let found = judge_table(table, 0.02);
         let node = found.iter().find(|finding| finding.kind == Kind::NumaEffect).unwrap();
         assert_eq!((node.numa_nodes.as_slice(), node.rank0_cpus.len()), (&[6][..], 0));
         assert!((node.effect.unwrap().ratio - 1.045).abs() < 0.015, "{node:?}");
