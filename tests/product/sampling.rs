@@ -242,16 +242,24 @@ fn a_slow_device_is_predicted_to_be_slow() {
 }
 
 #[test]
-fn an_even_machine_is_healthy() {
+fn even_copies_are_healthy() {
     for seed in 1..=4 {
         let place = Place::with_machine(&format!("seed = {seed}\n{NODE}"));
-        let copies = Sampled::run(&place, "h2d", &format!("h2d --budget 10s --seed {seed}"));
-        copies.assert_healthy(&format!("copies, seed {seed}"));
-        let pairs = "core-pair --rank0-cpus 0-159 --rank1-cpus 80-239 --sample";
-        let pairs = Sampled::run(&place, "pairs", &format!("{pairs} --seed {seed}"));
-        pairs.assert_healthy(&format!("pairs, seed {seed}"));
+        let sweep = format!("h2d --budget 6s --seed {seed}");
+        Sampled::run(&place, "out", &sweep).assert_healthy(&sweep);
+    }
+}
+
+#[test]
+fn even_pairs_are_healthy() {
+    let cpus = "--rank0-cpus 0-99 --rank1-cpus 60-159";
+    for seed in 1..=3 {
+        let place = Place::with_machine(&format!("seed = {seed}\n{NODE}"));
+        let sweep = format!("core-pair --budget 5s {cpus} --seed {seed}");
+        let sampled = Sampled::run(&place, "out", &sweep);
+        sampled.assert_healthy(&sweep);
         // Nothing was suspected.
-        assert!(lines(&pairs.dir).iter().all(|line| line["phase"] == "blocks"));
+        assert!(lines(&sampled.dir).iter().all(|line| line["phase"] == "blocks"));
     }
 }
 
@@ -327,45 +335,44 @@ fn comparable(dir: &Path, went_on_at: usize) -> Vec<Value> {
     points
 }
 
-#[test]
-fn an_interrupted_sample_goes_on_to_the_same_end() {
-    // Exact warm-ups, as one that settles may differ where the CPU was just bound again.
-    for (sweep, faults) in [
-        (
-            "h2d --budget 3s --sizes 16MiB,64MiB --warmup 1",
-            fault("slow_core", "cpus = \"9\"\nfactor = 0.7"),
-        ),
-        (
-            "core-pair --budget 3s --warmup 1",
-            fault("slow_rank0_core", "rank0 = \"9\"\nfactor = 0.6"),
-        ),
-    ] {
-        let place = Place::with_machine(&format!("{SMALL_NODE}{faults}"));
-        let whole = Sampled::run(&place, "whole", sweep);
-        assert_eq!(whole.faults().len(), 1, "{}", whole.result);
-        let text = fs::read_to_string(whole.dir.join("samples.jsonl")).unwrap();
-        let ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).collect();
-        let confirming =
-            lines(&whole.dir).iter().position(|line| line["phase"] == "confirm").unwrap();
-        let mut running = json(&whole.dir.join("run.json"));
-        running["status"] = "interrupted".into();
-        // In the pilot, in the base, when cells are chosen by what is known, and in the confirmation.
-        for kept in [5, confirming / 3, confirming - 3, confirming, ends.len() - 2] {
-            let out = place.path("out");
-            fs::create_dir_all(&out).unwrap();
-            fs::write(out.join("samples.jsonl"), &text[..ends[kept - 1]]).unwrap();
-            fs::write(out.join("run.json"), running.to_string()).unwrap();
-            let resumed = Sampled::run(&place, "out", &format!("{sweep} --resume"));
-            assert!(comparable(&resumed.dir, kept) == comparable(&whole.dir, kept), "{kept}");
-            assert_eq!(resumed.code, whole.code);
-            assert_eq!(resumed.faults(), whole.faults());
-            assert_eq!(resumed.result["summary"], whole.result["summary"]);
-            let run = json(&out.join("run.json"));
-            assert_eq!((&run["status"], &run["points"]), (&"complete".into(), &running["points"]));
-            assert_eq!(names(&out), names(&whole.dir));
-            fs::remove_dir_all(&out).unwrap();
-        }
+/// Exact warm-ups, as one that settles may differ where the CPU was just bound again.
+fn assert_goes_on(sweep: &str, fault: &str) {
+    let place = Place::with_machine(&format!("{SMALL_NODE}{fault}"));
+    let whole = Sampled::run(&place, "whole", sweep);
+    assert_eq!(whole.faults().len(), 1, "{}", whole.result);
+    let text = fs::read_to_string(whole.dir.join("samples.jsonl")).unwrap();
+    let ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).collect();
+    let phases: Vec<Value> = lines(&whole.dir).iter().map(|line| line["phase"].clone()).collect();
+    let confirming = phases.iter().position(|phase| phase == "confirm").unwrap();
+    let mut running = json(&whole.dir.join("run.json"));
+    running["status"] = "interrupted".into();
+    // In the pilot, in the base, when cells are chosen by what is known, and in the confirmation.
+    for kept in [5, confirming / 3, confirming - 3, ends.len() - 2] {
+        let out = place.path("out");
+        fs::create_dir_all(&out).unwrap();
+        fs::write(out.join("samples.jsonl"), &text[..ends[kept - 1]]).unwrap();
+        fs::write(out.join("run.json"), running.to_string()).unwrap();
+        let resumed = Sampled::run(&place, "out", &format!("{sweep} --resume"));
+        assert!(comparable(&resumed.dir, kept) == comparable(&whole.dir, kept), "{kept}");
+        assert_eq!((resumed.code, resumed.faults()), (whole.code, whole.faults()));
+        assert_eq!(resumed.result["summary"], whole.result["summary"]);
+        let run = json(&out.join("run.json"));
+        assert_eq!((&run["status"], &run["points"]), (&"complete".into(), &running["points"]));
+        assert_eq!(names(&out), names(&whole.dir));
+        fs::remove_dir_all(&out).unwrap();
     }
+}
+
+#[test]
+fn an_interrupted_sample_of_copies_goes_on_to_the_same_end() {
+    let sweep = "h2d --budget 3s --sizes 16MiB,64MiB --warmup 1";
+    assert_goes_on(sweep, &fault("slow_core", "cpus = \"9\"\nfactor = 0.7"));
+}
+
+#[test]
+fn an_interrupted_sample_of_pairs_goes_on_to_the_same_end() {
+    let sweep = "core-pair --budget 2s --warmup 1";
+    assert_goes_on(sweep, &fault("slow_rank0_core", "rank0 = \"9\"\nfactor = 0.6"));
 }
 
 #[test]
