@@ -31,6 +31,7 @@ mod policies;
 mod ranks;
 mod recorded;
 mod resume;
+mod sampling;
 mod support;
 mod synthetic;
 mod tables;
