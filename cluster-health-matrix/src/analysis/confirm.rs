@@ -25,8 +25,10 @@ const LEAST_CHANGE: f64 = 0.01;
 pub(crate) struct Effort {
     /// Cells that stand for a whole line in one round.
     across: usize,
-    /// Rows and columns of a rectangle, members of a node, and CPUs of a class, in one round.
+    /// Rows and columns of a rectangle and CPUs of a class, in one round.
     part: usize,
+    /// Members of a node.
+    node: usize,
     /// Suspected lines of one axis that are visited; others that are like them are judged with them.
     lines: usize,
     /// More lines to compare with are no use.
@@ -35,14 +37,15 @@ pub(crate) struct Effort {
 
 impl Effort {
     /// That of a full sweep.
-    pub(crate) const FULL: Self = Self { across: 4, part: 4, lines: 48, controls: 24 };
+    pub(crate) const FULL: Self = Self { across: 4, part: 4, node: 4, lines: 48, controls: 24 };
 
-    /// From that of a full sweep to the least that still tells.
+    /// Of a sample: from the most to the least that still tells.
     pub(crate) const ALL: [Self; 4] = [
-        Self::FULL,
-        Self { across: 3, part: 4, lines: 32, controls: 12 },
-        Self { across: 2, part: 3, lines: 24, controls: 8 },
-        Self { across: 2, part: 2, lines: 12, controls: 6 },
+        // The rows and columns of a sample are not known well: more of them stand for a node.
+        Self { across: 4, part: 4, node: 12, lines: 48, controls: 24 },
+        Self { across: 3, part: 4, node: 12, lines: 32, controls: 12 },
+        Self { across: 2, part: 3, node: 8, lines: 24, controls: 8 },
+        Self { across: 2, part: 2, node: 8, lines: 12, controls: 6 },
     ];
 }
 
@@ -87,7 +90,7 @@ pub(crate) fn rounds(
                 for group in &lines[axis] {
                     let mut group = group.clone();
                     random.shuffle(&mut group);
-                    group.truncate(part);
+                    group.truncate(effort.node);
                     chosen.extend(group);
                 }
                 for line in chosen {

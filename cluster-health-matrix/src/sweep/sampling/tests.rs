@@ -6,7 +6,7 @@ use std::process::Command;
 use cluster_health_core::{Machine, Scenario};
 
 use super::*;
-use crate::analysis::{Kind, Table, judge_table, sampled_prediction};
+use crate::analysis::{Finding, Kind, Table, judge_table, sampled_prediction};
 use crate::estimate::{Estimates, axes_of_plan, pair_axes};
 use crate::observer::Observer;
 use crate::plan::{CorePairPlan, H2dPlan};
@@ -198,19 +198,24 @@ fn half_a_percent_of_the_recorded_pairs_predicts_the_others() {
 #[test]
 fn a_sample_of_the_recorded_pairs_finds_the_diagonal_and_the_fast_node() {
     let Some(rates) = recorded("a3-182-allgather-pair05-8MB-clean-20260707.csv.xz") else { return };
-    for seed in 1..=3 {
-        // Half of the time is for 2,048 cells by chance, the rest mostly for confirming. The node's 4 %
-        // are too near to the usual 3 % to be sure above it.
-        let (table, seen) = sampled_pairs(&rates, 2 * 2048, seed);
-        let found = judge_table(table, 0.02);
-        let node = found.iter().find(|finding| finding.kind == Kind::NumaEffect).unwrap();
-        assert_eq!((node.numa_nodes.as_slice(), node.rank0_cpus.len()), (&[6][..], 0));
-        assert!((node.effect.unwrap().ratio - 1.045).abs() < 0.015, "{node:?}");
+    let mut with_node = 0;
+    for seed in 1..=5 {
+        // Half of the time is for 4,096 cells by chance, the rest mostly for confirming.
+        let (table, seen) = sampled_pairs(&rates, 4 * 2048, seed);
+        let found = judge_table(table, 0.03);
         let same = found.iter().find(|finding| finding.kind == Kind::SameCore).unwrap();
         assert!((same.effect.unwrap().ratio - 0.616).abs() < 0.08, "{same:?}");
-        let kinds: Vec<Kind> = found.iter().map(|finding| finding.kind).collect();
-        println!("seed {seed}: {} cells, {kinds:?}", seen.len());
+        let nodes: Vec<&Finding> =
+            found.iter().filter(|finding| finding.kind == Kind::NumaEffect).collect();
+        println!("seed {seed}: {} cells, nodes {nodes:?}", seen.len());
+        for node in nodes {
+            assert_eq!((node.numa_nodes.as_slice(), node.rank0_cpus.len()), (&[6][..], 0));
+            assert!((node.effect.unwrap().ratio - 1.045).abs() < 0.015, "{node:?}");
+            with_node += 1;
+        }
     }
+    // Its 4 % are near to the 3 % above which a difference must be certain.
+    assert!(with_node >= 3, "{with_node}");
 }
 
 #[test]
