@@ -134,7 +134,8 @@ pub(crate) fn confirmed(
             if let Some(view) = views().nth(suspect.size).flatten() {
                 view.prune(&mut suspect.shape);
             }
-            // Slow cells that are no part of it may be slow on their own.
+            // Slow cells that are no part of it may be slow on their own; one visit of a sample is too
+            // little for that.
             if let (Shape::Block { rows, cols }, Some(Some(rest))) =
                 (&whole, rests.get(suspect.size))
             {
@@ -142,7 +143,8 @@ pub(crate) fn confirmed(
                 for (&row, &col) in
                     rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col)))
                 {
-                    if rest.at(row, col) > least && !suspect.shape.has(table, row, col) {
+                    let is_left = !table.sampled && !suspect.shape.has(table, row, col);
+                    if rest.at(row, col) > least && is_left {
                         let shape = Shape::Block { rows: vec![row], cols: vec![col] };
                         let effect = rest.at(row, col);
                         left.push_back(Suspect { shape, effect, size: suspect.size });
@@ -906,7 +908,8 @@ pub(crate) fn powers(table: &Table, fits: &[Option<Fit>], min_effect: f64) -> Ve
             se,
         });
     }
-    if has_rectangles(table) && fit.sampled.is_none() {
+    // One visit of a part of the cells says nothing about single ones.
+    if has_rectangles(table) && !(table.sampled && fit.replicates < 1.5) {
         let se = residuals(table, fit).se;
         powers.push(Power {
             kind: format!("{} {bytes}, single cells", table.sweep),
@@ -926,8 +929,11 @@ fn percent_slower(effect: f64) -> f64 {
 pub(crate) fn power(powers: &[Power]) -> Vec<String> {
     powers
         .iter()
-        .map(|power| {
-            format!("{}: slower by {:.1} % or more", power.kind, percent_slower(power.least))
+        .map(|power| match power.least.is_finite() {
+            true => {
+                format!("{}: slower by {:.1} % or more", power.kind, percent_slower(power.least))
+            }
+            false => format!("{}: nothing, too few were visited", power.kind),
         })
         .collect()
 }
@@ -939,7 +945,10 @@ const WANTED_POWER: f64 = 0.105;
 pub(crate) fn underpowered(table: &Table, powers: &[Power]) -> Option<Finding> {
     let blind: Vec<&Power> = powers
         .iter()
-        .filter(|power| power.is_line && (2.0 + 1.645) * power.se > WANTED_POWER)
+        // Also where an error is not known at all.
+        .filter(|power| {
+            power.is_line && (power.se.is_nan() || (2.0 + 1.645) * power.se > WANTED_POWER)
+        })
         .collect();
     if blind.is_empty() {
         return None;
@@ -948,6 +957,9 @@ pub(crate) fn underpowered(table: &Table, powers: &[Power]) -> Option<Finding> {
     finding.facts = blind
         .iter()
         .map(|power| {
+            if !power.least.is_finite() {
+                return format!("{}: too few of them were visited", power.kind);
+            }
             format!(
                 "{}: only what is slower by {:.1} % or more shows; one of them is known to ± {:.1} %",
                 power.kind,

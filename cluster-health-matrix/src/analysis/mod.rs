@@ -167,15 +167,16 @@ const CONFIRM_SEED: u64 = 0x636f_6e66;
 /// A single cell that was visited once is looked at again from this effect on, logarithm of the time.
 const LEAST_OF_CELL: f64 = 0.15;
 
-/// The confirming visits of a sampled sweep: as many as the time allows, which `fits` tells of all
-/// rounds; of no suspicion where not even the least does.
+/// The confirming visits of a sampled sweep: as many as the time allows. `fits` tells of the cells of all
+/// rounds whether they fit at two sizes (true) or at one (false). Fewer sizes give way before smaller
+/// suspicions do; none are made where not even the strongest one fits.
 pub(crate) fn sampled_confirmation(
     table: Table,
     min_effect: f64,
     seed: u64,
     usable: &dyn Fn(usize, usize) -> bool,
-    fits: &dyn Fn(usize) -> bool,
-) -> Vec<Vec<Cell>> {
+    fits: &dyn Fn(usize, bool) -> bool,
+) -> (Vec<Vec<Cell>>, bool) {
     let Fitted { table, fits: of_sizes, .. } = Fitted::new(table);
     let [rows, cols] = table.shape();
     let cells = |suspect: &suspect::Suspect| match &suspect.shape {
@@ -193,16 +194,18 @@ pub(crate) fn sampled_confirmation(
     suspects.sort_by(|a, b| b.0.total_cmp(&a.0));
     while !suspects.is_empty() {
         let now: Vec<suspect::Suspect> = suspects.iter().map(|(_, own)| own.clone()).collect();
-        for effort in confirm::Effort::ALL {
-            let random = &mut Random::new(seed ^ CONFIRM_SEED);
-            let rounds = confirm::rounds(&table, &now, effort, usable, random);
-            if fits(rounds.iter().map(Vec::len).sum()) {
-                return rounds;
+        for both_sizes in [true, false] {
+            for effort in confirm::Effort::ALL {
+                let random = &mut Random::new(seed ^ CONFIRM_SEED);
+                let rounds = confirm::rounds(&table, &now, effort, usable, random);
+                if fits(rounds.iter().map(Vec::len).sum(), both_sizes) {
+                    return (rounds, both_sizes);
+                }
             }
         }
         suspects.truncate(suspects.len() * 4 / 5);
     }
-    Vec::new()
+    (Vec::new(), true)
 }
 
 /// The structural findings of a table alone.

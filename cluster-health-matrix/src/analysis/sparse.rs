@@ -218,7 +218,11 @@ pub(crate) fn fit(
         let all = robust_sd(&rest, 0.0).max(1e-6);
         rest.iter_mut().for_each(|rest| *rest = rest.clamp(-CLIP * all, CLIP * all));
         let of_axis = [0, 1].map(|axis| shared(&visits, &rest, axis, shape[axis], &is_out[axis]));
-        let chance = || rest.iter().zip(&visits).filter(|(_, visit)| visit.by_chance);
+        let chance = || {
+            let is_plain =
+                |visit: &Visit| [0, 1].iter().all(|&axis| !is_out[axis][visit.lines[axis]]);
+            rest.iter().zip(&visits).filter(move |(_, visit)| visit.by_chance && is_plain(visit))
+        };
         let total =
             chance().map(|(rest, _)| rest * rest).sum::<f64>() / (chance().count().max(1) as f64);
         spread = of_axis.map(|variance| variance.max(0.0).sqrt());
@@ -242,8 +246,10 @@ pub(crate) fn fit(
                     let error = sd * sd / count;
                     let between = spread[axis].powi(2);
                     let expected = (between + error).sqrt();
-                    is_out[axis][at] =
-                        count >= 3.0 && raw[axis][at].abs() > (CLIP * expected).max(LEAST_OUT);
+                    // Rests are clipped to less than that where visits vary little.
+                    let limit = (CLIP * expected).max(LEAST_OUT);
+                    let least = limit.min(0.9 * CLIP * all);
+                    is_out[axis][at] = count >= 3.0 && raw[axis][at].abs() > least;
                     let weight =
                         if is_out[axis][at] { 1.0 } else { between / (between + error).max(1e-12) };
                     line[axis][at] = weight * raw[axis][at];
@@ -475,13 +481,20 @@ pub(super) fn rests(table: &Table, fit: &Fit) -> Vec<(usize, usize, f64)> {
         .collect()
 }
 
+/// Lines differ by so much even where the visits show no difference, for what is said to be known.
+const LEAST_SPREAD: f64 = 0.005;
+
 /// Half-width of the 95 % interval that nine of ten lines of a fit are known to, as a share.
 pub(crate) fn known_to(fit: &Fit) -> f64 {
     let Some(sampled) = &fit.sampled else { return 0.0 };
     let mut errors: Vec<f64> = [0, 1]
         .iter()
         .flat_map(|&axis| {
-            (0..sampled.seen[axis].len()).map(move |line| sampled.variance(axis, line).sqrt())
+            let spread = sampled.spread[axis].max(LEAST_SPREAD).powi(2);
+            (0..sampled.seen[axis].len()).map(move |line| {
+                let visits = f64::from(sampled.seen[axis][line]);
+                (1.0 / (1.0 / spread + visits / sampled.sd.powi(2).max(1e-12))).sqrt()
+            })
         })
         .collect();
     (1.96 * quantile(&mut errors, 0.9)).exp_m1()

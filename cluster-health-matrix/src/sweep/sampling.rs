@@ -183,12 +183,19 @@ fn measure<P: Points, B: Blocks>(
         if blocks == 0 {
             confirmed.retain(|bytes| *bytes == sizes[main] || Some(bytes) == sizes.last());
         }
-        let per_cell: u64 = confirmed.iter().map(|&bytes| run.spent.of_point(bytes)).sum();
-        let per_cell = usize::try_from(run.agree(per_cell)?).unwrap_or(usize::MAX).max(1);
+        let of_sizes: u64 = confirmed.iter().map(|&bytes| run.spent.of_point(bytes)).sum();
+        let of_sizes = usize::try_from(run.agree(of_sizes)?).unwrap_or(usize::MAX).max(1);
+        let of_main = run.agree(run.spent.of_point(sizes[main]))?;
+        let of_main = usize::try_from(of_main).unwrap_or(usize::MAX).max(1);
         let room = run.decide(limit - run.spent_ns())?;
         let usable = |row: usize, column: usize| run.points.is_usable(Cell { row, column });
-        let fits = |cells: usize| cells.saturating_mul(per_cell) < room;
-        let rounds = sampled_confirmation(table, min_effect, extent.seed, &usable, &fits);
+        let fits = |cells: usize, both: bool| {
+            cells.saturating_mul(if both { of_sizes } else { of_main }) < room
+        };
+        let (rounds, both) = sampled_confirmation(table, min_effect, extent.seed, &usable, &fits);
+        if !both {
+            confirmed = vec![sizes[main]];
+        }
         for cells in rounds {
             next_block(schedule);
             let visits = all_sizes(&cells, &confirmed);

@@ -290,7 +290,8 @@ fn levels_of(fitted: &Fitted) -> Vec<Level> {
     for fit in fits.take(if table.sweep.is_pair() { 1 } else { usize::MAX }) {
         for &at in &fit.which {
             let obs = &table.obs[at as usize];
-            if !obs.is_block() {
+            // Of a sample later blocks visit what looks slow, and are not slow for when that was.
+            if !obs.is_block() || fit.sampled.is_some() && obs.block > 0 {
                 continue;
             }
             let (row, col) = (usize::from(obs.row), usize::from(obs.col));
