@@ -229,7 +229,7 @@ impl Report {
     fn write_workbook(&self, dir: &Path) -> Result<Vec<String>> {
         use crate::output::xlsx::{Workbook, write_by_rename};
         let tables = surroundings(self.affinity.as_ref(), &self.manifest);
-        let book = Workbook::new(self.matrices.iter().collect(), tables);
+        let book = Workbook::new(self.matrices.iter().collect(), tables).of_run(&self.manifest);
         write_by_rename(dir, "matrices.xlsx", &book)
     }
 }

@@ -177,11 +177,13 @@ pub(crate) fn score(case: &Case, truths: &[Truth], diagnosis: &Diagnosis) -> Out
     }
     let healthy = truth::healthy_cells(case);
     let mut rates = None;
-    // Members of a fault that need not be found, of which some are slower than it is as a whole.
+    // Members of a fault that need not be found and was not, of which some are slower than it is as a
+    // whole.
     let is_about_weak = |at: usize| {
-        case.planted.iter().zip(truths).any(|(planted, truth)| {
+        case.planted.iter().zip(truths).zip(&faults).any(|((planted, truth), fault)| {
             let mut both = planted.cells.iter().zip(&cells[at]);
             !truth.is_must()
+                && fault.found.is_none()
                 && planted.kinds.contains(&diagnosis.findings[at].kind.as_str())
                 && both.all(|(planted, found)| *planted || !*found)
         })

@@ -130,7 +130,7 @@ fn faults_of_copies_are_found_within_the_budget() {
         [("numa_effect", 0.88), ("slow_block", 0.75), ("slow_core", 0.7), ("slow_device", 0.8)]
     {
         let finding = sampled.findings().iter().find(|finding| finding["kind"] == kind).unwrap();
-        assert_eq!(finding["replicates"]["of"], 6, "{finding}");
+        assert!(finding["replicates"]["of"].as_u64().unwrap() >= 5, "{finding}");
         let ratio = finding["effect"]["ratio"].as_f64().unwrap();
         assert!(close(ratio, planted, 0.03), "{finding}");
     }

@@ -20,8 +20,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use rust_xlsxwriter::{
-    ConditionalFormat3ColorScale, ConditionalFormatType, Format, Workbook as ExcelFile, Worksheet,
-    XlsxError,
+    ConditionalFormat3ColorScale, ConditionalFormatType, DocProperties, ExcelDateTime, Format,
+    Workbook as ExcelFile, Worksheet, XlsxError,
 };
 
 use crate::error::{Error, Result};
@@ -49,13 +49,25 @@ pub struct Workbook<'a> {
     pub matrices: Vec<&'a Matrix>,
     /// Further sheets, in this order, after `Summary`.
     pub tables: Vec<Table>,
+    /// When the data were measured, seconds since 1970: the date of the document, so that the same data
+    /// make the same bytes.
+    pub created: i64,
 }
 
 impl<'a> Workbook<'a> {
     /// A workbook of these matrices and tables.
     #[must_use]
     pub fn new(matrices: Vec<&'a Matrix>, tables: Vec<Table>) -> Self {
-        Self { matrices, tables }
+        Self { matrices, tables, created: 0 }
+    }
+
+    /// With the start of this run as its date.
+    #[must_use]
+    pub fn of_run(mut self, manifest: &crate::run::Manifest) -> Self {
+        let start = manifest.segments.first();
+        self.created =
+            start.and_then(|segment| crate::run::unix_seconds(&segment.start)).unwrap_or(0);
+        self
     }
 }
 
@@ -205,6 +217,9 @@ impl Writer {
             self.table(&Table::new("Notes", &["note"], rows), "Notes".to_owned())?;
             self.notes.truncate(kept);
         }
+        let created = ExcelDateTime::from_timestamp(book.created)?;
+        let properties = DocProperties::new().set_creation_datetime(&created);
+        self.file.set_properties(&properties);
         self.file.save_to_writer(file)?;
         Ok(self.notes)
     }

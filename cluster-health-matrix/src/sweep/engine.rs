@@ -242,16 +242,23 @@ pub(super) struct Drive<'r, 'c, P> {
     pub(super) spent: Spent,
 }
 
-/// What points took so far, as the log tells it: what a sampled sweep decides by.
+/// What points took so far, as the log tells it: what a sampled sweep decides by. Once the time beside the
+/// transfers is known, from the first points, it is taken as that of all: a run that goes on binds anew
+/// where an uninterrupted one need not, and must come to the same decisions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Spent {
     first_ns: Option<u64>,
-    end_ns: u64,
-    /// The last point's size and start.
-    last: Option<(ByteSize, u64)>,
-    /// By size points and their time.
+    last_ns: u64,
+    /// Transfers of the last point, and of all.
+    last_transfers_ns: u64,
+    transfers_ns: u64,
+    points: u64,
+    /// Time beside its transfers of each point until that is known, and then of all.
+    beside: Vec<u64>,
+    beside_ns: Option<u64>,
+    /// By size points and the time of their transfers.
     by_size: BTreeMap<ByteSize, (u64, u64)>,
-    /// The times of the first points of each size.
+    /// That of the first points of each size.
     first: BTreeMap<ByteSize, Vec<u64>>,
 }
 
@@ -261,37 +268,58 @@ const FIRST_POINTS: usize = 16;
 impl Spent {
     fn add(&mut self, sample: &Sample) {
         let Some(start) = sample.t_ns else { return };
-        if let Some((bytes, before)) = self.last.replace((sample.bytes, start)) {
-            let (points, time) = self.by_size.entry(bytes).or_default();
-            *points += 1;
-            *time += start.saturating_sub(before);
-            let first = self.first.entry(bytes).or_default();
-            if first.len() < FIRST_POINTS {
-                first.push(start.saturating_sub(before));
-            }
+        let transfers = sample.warmup_ns.iter().chain(sample.host_times()).sum::<u64>();
+        if self.first_ns.is_some() && self.beside_ns.is_none() {
+            let passed = start.saturating_sub(self.last_ns);
+            self.beside.push(passed.saturating_sub(self.last_transfers_ns));
         }
         self.first_ns.get_or_insert(start);
-        let transfers = sample.warmup_ns.iter().chain(sample.host_times()).sum::<u64>();
-        self.end_ns = start + transfers + sample.bind_ns + sample.touch_ns;
+        self.last_ns = start;
+        self.last_transfers_ns = transfers;
+        self.transfers_ns += transfers;
+        self.points += 1;
+        let (points, time) = self.by_size.entry(sample.bytes).or_default();
+        *points += 1;
+        *time += transfers;
+        let first = self.first.entry(sample.bytes).or_default();
+        if first.len() < FIRST_POINTS {
+            first.push(transfers);
+        }
+    }
+
+    /// From the first point's start to the last one's, by the clock.
+    pub(super) fn clock_ns(&self) -> u64 {
+        self.first_ns.map_or(0, |first| self.last_ns.saturating_sub(first))
+    }
+
+    /// From now on the time beside transfers is that of the points so far: their median, because the point
+    /// at which a run went on is another.
+    pub(super) fn settle(&mut self) {
+        self.beside.sort_unstable();
+        self.beside_ns = Some(self.beside.get(self.beside.len() / 2).copied().unwrap_or(0));
     }
 
     /// From the first point's start to the last one's end.
     pub(super) fn total_ns(&self) -> u64 {
-        self.first_ns.map_or(0, |first| self.end_ns.saturating_sub(first))
+        match self.beside_ns {
+            Some(beside) => self.transfers_ns + self.points * beside,
+            None => self.clock_ns() + self.last_transfers_ns,
+        }
     }
 
-    /// Median of the first points of this size.
+    /// Median transfers of the first points of this size.
     pub(super) fn typical(&self, bytes: ByteSize) -> u64 {
         let mut first = self.first.get(&bytes).cloned().unwrap_or_default();
         first.sort_unstable();
         first.get(first.len() / 2).copied().unwrap_or(0)
     }
 
-    /// Of one point of this size, from its start to the next one's.
+    /// Of one point of this size.
     pub(super) fn of_point(&self, bytes: ByteSize) -> u64 {
         let of = |(points, time): &(u64, u64)| time / (*points).max(1);
         let largest = || self.by_size.values().map(of).max().unwrap_or(0);
-        self.by_size.get(&bytes).map_or_else(largest, of)
+        let transfers = self.by_size.get(&bytes).map_or_else(largest, of);
+        transfers + self.beside_ns.unwrap_or(0)
     }
 }
 

@@ -41,6 +41,7 @@ struct Field<'a> {
     classes: [Vec<Cell>; 2],
     sizes: &'a [ByteSize],
     budget: f64,
+    budget_ns: u64,
     is_pair: bool,
 }
 
@@ -86,6 +87,7 @@ fn measure<P: Points, B: Blocks>(
         sizes: &sizes,
         #[allow(clippy::cast_precision_loss, reason = "a share of it is taken")]
         budget: sample.budget_ns as f64,
+        budget_ns: sample.budget_ns,
         is_pair: table.sweep.is_pair(),
     };
     let mut random = Random::new(extent.seed ^ 0x7361_6d70);
@@ -98,6 +100,7 @@ fn measure<P: Points, B: Blocks>(
             return Ok(false);
         };
     }
+    run.spent.settle();
     let cells = field.lines[0].len() * field.lines[1].len();
     let costs: Vec<f64> = sizes.iter().map(|&bytes| run.cost(bytes)).collect();
     let full = costs.iter().sum::<f64>() * to_f64(cells);
@@ -309,7 +312,9 @@ impl<P: Points> Drive<'_, '_, P> {
             }
             if limit_ns.is_finite() {
                 let cost: f64 = stretch.iter().map(|(_, bytes)| self.cost(*bytes)).sum();
-                let fits = self.agree(u64::from(self.spent_ns() + cost <= limit_ns))?;
+                // The clock itself only stops what is far from what was expected.
+                let is_late = self.spent.clock_ns() > field.budget_ns;
+                let fits = self.agree(u64::from(self.spent_ns() + cost <= limit_ns && !is_late))?;
                 if fits == 0 {
                     return Ok(Some(false));
                 }

@@ -150,6 +150,6 @@ pub(crate) fn write_workbook(
     let affinity = if path.exists() { Some(read_json(&path)?) } else { None };
     tables.extend(crate::report::surroundings(affinity.as_ref(), manifest));
     // What it cuts or splits stands in its own sheet of notes.
-    write_by_rename(dir, name, &Workbook::new(Vec::new(), tables))?;
+    write_by_rename(dir, name, &Workbook::new(Vec::new(), tables).of_run(manifest))?;
     Ok(())
 }
