@@ -6,7 +6,7 @@
 //! the variances come from products of rests that share a row, or a column, which visits that share
 //! neither do not bias. Lines that are far out are left where they are.
 
-use super::finding::Finding;
+use super::finding::{Finding, Kind};
 use super::fit::{Fit, Mask, smooth};
 use super::suspect::{Shape, Suspect};
 use super::table::{Kinship, Table};
@@ -431,11 +431,12 @@ pub(crate) fn predict(table: &Table, suspects: &[Suspect], found: &[Finding]) ->
         })
     };
     for (size, bytes) in table.sizes.iter().enumerate() {
-        let Some(fit) =
+        let Some(mut fit) =
             fit(table, size, Some(&mask), true).or_else(|| fit(table, size, None, true))
         else {
             continue;
         };
+        found.iter().for_each(|finding| carry_over(table, &mut fit, finding));
         let mut extra = vec![0.0_f32; rows * cols];
         for (in_rows, in_cols, effect) in &rectangles {
             for &row in *in_rows {
@@ -483,6 +484,40 @@ pub(super) fn rests(table: &Table, fit: &Fit) -> Vec<(usize, usize, f64)> {
 
 /// Lines differ by so much even where the visits show no difference, for what is said to be known.
 const LEAST_SPREAD: f64 = 0.005;
+
+/// Visits of a line at a size from which it speaks for itself there.
+const ENOUGH: u32 = 6;
+
+/// Lines that were found to differ, at a size that was looked at closely, differ where they have few
+/// visits, too: by as much time, or in proportion to the bytes.
+fn carry_over(table: &Table, fit: &mut Fit, finding: &Finding) {
+    let Some(effect) = finding.effect else { return };
+    let is_line = matches!(
+        finding.kind,
+        Kind::SlowDevice
+            | Kind::SlowCore
+            | Kind::SlowRank0Core
+            | Kind::SlowRank1Core
+            | Kind::NumaEffect
+    );
+    let Some(sampled) = fit.sampled.as_ref().filter(|_| is_line) else { return };
+    let delta = match (finding.scales_with_bytes, finding.extra_us) {
+        (Some(false), Some(extra_us)) => (extra_us * 1e3 / fit.mu.exp()).ln_1p(),
+        _ => -effect.ratio.ln(),
+    };
+    let lists = [
+        [&finding.cpus[..], &finding.rank0_cpus].concat(),
+        [&finding.devices[..], &finding.rank1_cpus].concat(),
+    ];
+    let axes = [(&table.rows, &mut fit.row), (&table.cols, &mut fit.col)];
+    for (axis, ((labels, levels), list)) in axes.into_iter().zip(&lists).enumerate() {
+        for (line, id) in labels.ids.iter().enumerate() {
+            if list.contains(id) && sampled.seen[axis][line] < ENOUGH {
+                levels[line] = delta;
+            }
+        }
+    }
+}
 
 /// Half-width of the 95 % interval that nine of ten lines of a fit are known to, as a share.
 pub(crate) fn known_to(fit: &Fit) -> f64 {
