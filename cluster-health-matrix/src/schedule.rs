@@ -94,8 +94,18 @@ pub(crate) trait Blocks {
     /// many follow as the lower bound of its size hint says.
     fn block(&mut self, wanted: Option<Wanted<'_>>) -> impl Iterator<Item = PlannedPoint>;
 
+    /// Its random numbers and the numbers of its points.
+    fn sequence(&mut self) -> &mut Sequence;
+
     /// The points that follow are another replicate.
-    fn begin_block(&mut self);
+    fn begin_block(&mut self) {
+        self.sequence().begin_block();
+    }
+
+    /// Brings things into an order of its own random numbers.
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        self.sequence().random.shuffle(items);
+    }
 
     /// Visits to these cells in fresh order, without sentinels, in the block that has begun.
     fn visit(
@@ -103,9 +113,6 @@ pub(crate) trait Blocks {
         visits: Vec<(Cell, ByteSize)>,
         phase: Phase,
     ) -> impl Iterator<Item = PlannedPoint>;
-
-    /// Brings things into an order of its own random numbers.
-    fn shuffle<T>(&mut self, items: &mut [T]);
 
     /// Bytes of all sizes, ascending.
     fn sizes(&self) -> &[ByteSize];
@@ -125,7 +132,7 @@ pub(crate) fn all_sizes(cells: &[Cell], sizes: &[ByteSize]) -> Vec<(Cell, ByteSi
 
 /// What every schedule has: its random numbers, the numbers of its points, its sentinels.
 #[derive(Debug, Clone)]
-struct Sequence {
+pub(crate) struct Sequence {
     random: Random,
     order: Order,
     next_seq: u64,
@@ -346,12 +353,8 @@ impl Blocks for Schedule<'_> {
         self.next_block(wanted).into_iter()
     }
 
-    fn begin_block(&mut self) {
-        self.sequence.begin_block();
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        self.sequence.random.shuffle(items);
+    fn sequence(&mut self) -> &mut Sequence {
+        &mut self.sequence
     }
 
     fn sizes(&self) -> &[ByteSize] {

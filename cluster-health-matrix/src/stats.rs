@@ -2,6 +2,19 @@
 //!
 //! Quantiles are linear between order statistics ("type 7", numpy's default).
 
+/// Rank below quantile `q` of values up to rank `last`, and the share of the way to the next one.
+fn place(q: f64, last: usize) -> (usize, f64) {
+    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
+    let position = q.clamp(0.0, 1.0) * last as f64;
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 <= position <= last"
+    )]
+    let below = position.floor() as usize;
+    (below, position.fract())
+}
+
 /// Quantile `q` of sorted values, type 7; NaN when there are none.
 ///
 /// # Panics
@@ -9,35 +22,17 @@
 #[must_use]
 pub fn quantile_sorted(sorted: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
-    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-    let position = q.clamp(0.0, 1.0) * last as f64;
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "0 <= position <= last"
-    )]
-    let below = position.floor() as usize;
+    let (below, fraction) = place(q, last);
     let above = (below + 1).min(last);
-    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-    let fraction = position - below as f64;
     sorted[below] + (sorted[above] - sorted[below]) * fraction
 }
 
 /// Quantile `q` of values in any order, which are reordered, type 7; NaN when there are none.
 pub(crate) fn quantile(values: &mut [f64], q: f64) -> f64 {
     let Some(last) = values.len().checked_sub(1) else { return f64::NAN };
-    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-    let position = q.clamp(0.0, 1.0) * last as f64;
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "0 <= position <= last"
-    )]
-    let below = position.floor() as usize;
+    let (below, fraction) = place(q, last);
     let (_, low, rest) = values.select_nth_unstable_by(below, f64::total_cmp);
     let low = *low;
-    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-    let fraction = position - below as f64;
     if fraction <= 0.0 {
         return low;
     }
@@ -57,14 +52,7 @@ pub(crate) fn settle(values: &mut [f64], quantiles: &[f64], ranks: &[usize]) {
     let Some(last) = values.len().checked_sub(1) else { return };
     let mut all: Vec<usize> = ranks.iter().map(|rank| (*rank).min(last)).collect();
     for q in quantiles {
-        #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-        let position = q.clamp(0.0, 1.0) * last as f64;
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "0 <= position <= last"
-        )]
-        let below = position.floor() as usize;
+        let (below, _) = place(*q, last);
         all.extend([below, (below + 1).min(last)]);
     }
     all.sort_unstable();

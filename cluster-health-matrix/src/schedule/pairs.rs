@@ -149,12 +149,8 @@ impl Blocks for PairSchedule<'_> {
         self.next_block(wanted)
     }
 
-    fn begin_block(&mut self) {
-        self.sequence.begin_block();
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        self.sequence.random.shuffle(items);
+    fn sequence(&mut self) -> &mut Sequence {
+        &mut self.sequence
     }
 
     fn sizes(&self) -> &[ByteSize] {
@@ -163,10 +159,9 @@ impl Blocks for PairSchedule<'_> {
 
     fn visit(
         &mut self,
-        visits: Vec<(Cell, ByteSize)>,
+        mut visits: Vec<(Cell, ByteSize)>,
         phase: Phase,
     ) -> impl Iterator<Item = PlannedPoint> {
-        let mut visits = visits;
         let mut points = Vec::with_capacity(visits.len() * self.plan.loads.len());
         for load in self.sequence.profiles() {
             self.sequence.load = load;

@@ -91,9 +91,8 @@ fn measure<P: Points, B: Blocks>(
         is_pair: table.sweep.is_pair(),
     };
     let mut random = Random::new(extent.seed ^ 0x7361_6d70);
-    let next_block = |schedule: &mut B| schedule.begin_block();
 
-    next_block(schedule);
+    schedule.begin_block();
     let base = BASE_SHARE * field.budget;
     for visit in field.pilot(&mut random) {
         let Some(_) = run.visits(schedule, vec![visit], Phase::Blocks, base, &field)? else {
@@ -111,11 +110,11 @@ fn measure<P: Points, B: Blocks>(
         // A small machine: everything fits.
         for block in 0..blocks {
             if block > 0 {
-                next_block(schedule);
+                schedule.begin_block();
             }
             let visits = all_sizes(&field.all(), &sizes);
-            let Some(_) = run.visits(schedule, visits, Phase::Blocks, f64::INFINITY, &field)?
-            else {
+            let limit = SEEKING_SHARE * field.budget;
+            let Some(_) = run.visits(schedule, visits, Phase::Blocks, limit, &field)? else {
                 return Ok(false);
             };
         }
@@ -152,8 +151,10 @@ fn measure<P: Points, B: Blocks>(
                 return Ok(false);
             };
             let table = run.gathered.first().and_then(|load| load.table.as_ref());
-            let known_to = table.map_or(f64::INFINITY, |table| sampled_error(table, main));
-            if sample.target.is_some_and(|target| known_to <= target) {
+            // Looked at only where it decides something.
+            if let (Some(target), Some(table)) = (sample.target, table)
+                && sampled_error(table, main) <= target
+            {
                 break;
             }
         }
@@ -170,7 +171,7 @@ fn measure<P: Points, B: Blocks>(
             if next.is_empty() {
                 break;
             }
-            next_block(schedule);
+            schedule.begin_block();
             let visits = next.into_iter().map(|cell| (cell, sizes[main])).collect();
             let Some(_) = run.visits(schedule, visits, Phase::Blocks, limit, &field)? else {
                 return Ok(false);
@@ -200,7 +201,7 @@ fn measure<P: Points, B: Blocks>(
             confirmed = vec![sizes[main]];
         }
         for cells in rounds {
-            next_block(schedule);
+            schedule.begin_block();
             let visits = all_sizes(&cells, &confirmed);
             match run.visits(schedule, visits, Phase::Confirm, limit, &field)? {
                 None => return Ok(false),
@@ -310,14 +311,11 @@ impl<P: Points> Drive<'_, '_, P> {
             {
                 stretch.extend(group);
             }
-            if limit_ns.is_finite() {
-                let cost: f64 = stretch.iter().map(|(_, bytes)| self.cost(*bytes)).sum();
-                // The clock itself only stops what is far from what was expected.
-                let is_late = self.spent.clock_ns() > field.budget_ns;
-                let fits = self.agree(u64::from(self.spent_ns() + cost <= limit_ns && !is_late))?;
-                if fits == 0 {
-                    return Ok(Some(false));
-                }
+            let cost: f64 = stretch.iter().map(|(_, bytes)| self.cost(*bytes)).sum();
+            // The clock itself only stops what is far from what was expected.
+            let is_late = self.spent.clock_ns() > field.budget_ns;
+            if self.agree(u64::from(self.spent_ns() + cost <= limit_ns && !is_late))? == 0 {
+                return Ok(Some(false));
             }
             if !self.measure_all(schedule.visit(stretch, phase))? {
                 return Ok(None);
