@@ -11,7 +11,7 @@
 //!   --print             one line per fault that is missed and finding that is wrong
 //! ```
 //!
-//! Planted are 0 to 3 faults of different kinds: one to eight CPUs as rows or columns, one or two
+//! Planted are 0 to 3 faults of different kinds: one to eight CPUs, neighbours or not, as rows or columns, one or two
 //! devices, a NUMA node, a rectangle of neighbours, pairs on one CPU; each costs 5 % to 40 % at the
 //! largest size. Exit code 1 when recall is below 0.95, precision below 0.99, or a budget is exceeded.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints its result")]
@@ -116,7 +116,11 @@ fn plant(draw: &mut Draw, is_pair: bool) -> (Vec<Planted>, String) {
             let first = draw.below(all - count + 1);
             (first..first + count).map(|id| id as u32).collect()
         };
+        // Neighbours, such as the CPUs of one cluster, or scattered ones.
         let some = |draw: &mut Draw, all: usize, most: usize| -> Vec<u32> {
+            if draw.unit() < 0.5 {
+                return range(draw, all, 1, most);
+            }
             let count = 1 + draw.below(most);
             let mut list: Vec<u32> = (0..count).map(|_| draw.below(all) as u32).collect();
             list.sort_unstable();

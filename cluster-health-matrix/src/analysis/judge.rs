@@ -152,7 +152,11 @@ pub(crate) fn confirmed(
                 }
             }
         }
-        if tested.iter().any(|(_, other)| is_same(&other.shape, &suspect.shape)) {
+        // Few visits let two suspicions of one rectangle grow apart.
+        let is_known = |other: &Shape| {
+            *other == suspect.shape || table.sampled && is_same(other, &suspect.shape)
+        };
+        if tested.iter().any(|(_, other)| is_known(&other.shape)) {
             continue;
         }
         let mut by_size: Vec<Option<Estimate>> =

@@ -90,7 +90,7 @@ pub(crate) fn is_sparse(table: &Table, size: usize) -> bool {
 const CLIP: f64 = 3.5;
 const ROUNDS: usize = 10;
 /// And a line nearer than this to the others is none that is far out.
-const LEAST_OUT: f64 = 0.04;
+const LEAST_OUT: f64 = 0.02;
 /// Fewest visits that give a node a level of its own.
 const LEAST_OF_NODE: usize = 8;
 
@@ -216,6 +216,7 @@ pub(crate) fn fit(
         mu += center;
         rest.iter_mut().for_each(|rest| *rest -= center);
         let all = robust_sd(&rest, 0.0).max(1e-6);
+        let whole = rest.clone();
         rest.iter_mut().for_each(|rest| *rest = rest.clamp(-CLIP * all, CLIP * all));
         let of_axis = [0, 1].map(|axis| shared(&visits, &rest, axis, shape[axis], &is_out[axis]));
         let chance = || {
@@ -231,9 +232,12 @@ pub(crate) fn fit(
         for _ in 0..4 {
             for axis in [0, 1] {
                 let mut sums = vec![0.0; shape[axis]];
-                for (rest, visit) in rest.iter().zip(&visits) {
+                let mut own = vec![Vec::new(); shape[axis]];
+                for ((rest, whole), visit) in rest.iter().zip(&whole).zip(&visits) {
                     let beside = line[1 - axis][visit.lines[1 - axis]];
-                    sums[visit.lines[axis]] += (rest - beside).clamp(-CLIP * all, CLIP * all);
+                    let at = visit.lines[axis];
+                    sums[at] += (rest - beside).clamp(-CLIP * all, CLIP * all);
+                    own[at].push(whole - beside);
                 }
                 for at in 0..shape[axis] {
                     let count = f64::from(seen[axis][at]);
@@ -246,10 +250,13 @@ pub(crate) fn fit(
                     let error = sd * sd / count;
                     let between = spread[axis].powi(2);
                     let expected = (between + error).sqrt();
-                    // Rests are clipped to less than that where visits vary little.
-                    let limit = (CLIP * expected).max(LEAST_OUT);
-                    let least = limit.min(0.9 * CLIP * all);
-                    is_out[axis][at] = count >= 3.0 && raw[axis][at].abs() > least;
+                    // By what rests are before they are clipped, which one stall does not move.
+                    let middle = median(&mut own[at]);
+                    is_out[axis][at] =
+                        count >= 3.0 && middle.abs() > (CLIP * expected).max(LEAST_OUT);
+                    if is_out[axis][at] {
+                        raw[axis][at] = middle;
+                    }
                     let weight =
                         if is_out[axis][at] { 1.0 } else { between / (between + error).max(1e-12) };
                     line[axis][at] = weight * raw[axis][at];

@@ -285,8 +285,20 @@ impl Grid {
             };
             let inside: Vec<&(usize, usize, f64)> =
                 left.iter().copied().filter(|visit| within(visit, 0)).collect();
+            // Lines beside each other are slow across, of which the bins of a rectangle are a part.
+            let spanned = [0, 1].into_iter().find(|&axis| {
+                let (first, end) = best.bins[1 - axis];
+                4 * (end - first) > 3 * bins[1 - axis]
+            });
+            if let Some(axis) = spanned {
+                let (first, end) = best.bins[axis];
+                left.retain(|visit| {
+                    !(first..end).contains(&self.bin(axis, [visit.0, visit.1][axis]))
+                });
+                continue;
+            }
             match dominating(&inside) {
-                // A line, of which the bins of a rectangle are only a part.
+                // The same of a single line.
                 Some((axis, line)) => {
                     left.retain(|visit| [visit.0, visit.1][axis] != line);
                 }

@@ -427,7 +427,13 @@ fn of_size(table: &Table, fit: &Fit, min_effect: f64) -> Vec<Suspect> {
             let shape = Shape::Lines { axis, members, node: Some(*node) };
             found.push(Suspect { shape, effect: *effect, size: 0 });
         }
-        let partial = split_partial(axis, &slow[axis], &levels[axis], &rest, &is_odd[1 - axis]);
+        let partial = split_partial(
+            axis,
+            &slow[axis],
+            &levels[axis],
+            &rest,
+            (&is_odd[1 - axis], table.sampled),
+        );
         found.extend(partial);
     }
     let blocks = fit.replicates;
@@ -471,7 +477,7 @@ fn split_partial(
     slow: &[usize],
     levels: &AxisLevels,
     rest: &Residuals,
-    is_odd: &[bool],
+    (is_odd, is_sampled): (&[bool], bool),
 ) -> Vec<Suspect> {
     let across = is_odd.len();
     let profile = |line: usize, at: usize| {
@@ -490,15 +496,19 @@ fn split_partial(
         // The line's own level is that of its slow part.
         let slow_part: Vec<usize> =
             (0..across).filter(|&at| profile(line, at) > 0.45 * level).collect();
-        // Where another line is slow, too, the two costs need not be factors.
-        let counts = |at: &usize| !is_odd[*at] && profile(line, *at).is_finite();
+        // Where another line is slow, too, the two costs need not be factors; of a full sweep those
+        // cells are known well enough to count.
+        let counts = |at: &usize| !(is_sampled && is_odd[*at]) && profile(line, *at).is_finite();
         let present = (0..across).filter(counts).count();
         let healthy = present - slow_part.iter().copied().filter(counts).count();
         let expected = present as f64 * normal_tail(0.55 * level / rest.se);
+        let least_healthy = |present: usize| {
+            let share = 0.06 * present as f64;
+            if is_sampled { share.max(1.0) } else { share }
+        };
         if across > 2
-            // A single one may be slow for another reason that hides this one.
-            && healthy as f64
-                > (0.06 * present as f64).max(1.0) + 2.0 * expected + 3.0 * expected.sqrt()
+            // One visit may be slow, or fast, for another reason.
+            && healthy as f64 > least_healthy(present) + 2.0 * expected + 3.0 * expected.sqrt()
         {
             partial.push((line, slow_part));
         } else {

@@ -192,7 +192,7 @@ impl Policy {
                     let nodes = machine.topology().nodes.iter().map(|node| node.id.to_string());
                     let nodes = nodes.collect::<Vec<_>>().join(",");
                     return Ok(Err(format!(
-                        "{self}: NUMA node {node} does not exist; this machine has {nodes}"
+                        "{self}: NUMA node {node} does not exist; the nodes of this machine: {nodes}"
                     )));
                 }
                 if usable_on(machine, *node)?.is_empty() {
