@@ -142,6 +142,25 @@ fn faults_of_copies_are_found_within_the_budget() {
     assert!(folder.points.iter().all(|point| !point.sentinel));
 }
 
+/// Neighbours that are slow across are lines, not a rectangle, on a machine so quiet that rests are clipped
+/// to far less than they are slow by.
+#[test]
+fn slow_neighbours_are_all_found_and_predicted() {
+    let place = Place::with_machine(&format!(
+        "{NODE}[all_gather]\nnoise = 0.001\nlatency_us = 20\ncore_spread = 0.002\n{}",
+        fault("slow_rank1_core", "rank1 = \"200-207\"\nfactor = 0.88"),
+    ));
+    let sampled = Sampled::run(&place, "out", "core-pair --sample");
+    let wanted =
+        [("slow_rank1_core", [Vec::new(), Vec::new(), Vec::new(), range(200, 207), Vec::new()])];
+    assert_eq!(sampled.faults(), wanted.map(|(kind, members)| (kind.to_owned(), members)).into());
+    let bytes = 8.0 * MIB as f64;
+    assert_near(&sampled.map("core-pair-8MiB").predictions(), |_, rank1| {
+        let factor = if (200..208).contains(&rank1) { 0.88 } else { 1.0 };
+        bytes / (20e3 + bytes / (46.0 * factor))
+    });
+}
+
 #[test]
 fn faults_of_pairs_are_found_within_the_budget() {
     let place = Place::with_machine(
