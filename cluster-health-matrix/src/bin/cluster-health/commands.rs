@@ -262,7 +262,7 @@ fn record_run(
     let mut terminal = Terminal::new(args.output.quiet, cancel.clone());
     let options = args.record_options()?;
     let mut ranks = || membership.lead();
-    guard::records(&args.out);
+    guard::records(&args.out, Some(options.report));
     let result =
         record(command, machine, plan, &mut ranks, notes, &args.out, &options, &mut terminal);
     terminal.finish();
