@@ -149,17 +149,17 @@ fn expected(plan: &str, last: usize) -> String {
     match plan {
         SweepPlan::H2d(plan) => {
             let found = sweep::h2d(&machine, &plan, &mut observer).unwrap();
-            text(found.end.complete, std::iter::once(&found.matrix).chain(&found.under_loads))
+            text(found.end.complete, &[&[found.matrix], &*found.under_loads].concat())
         }
         SweepPlan::CorePair(plan) => {
             let found = sweep::core_pair(&machine, &plan, None, &mut observer).unwrap();
-            text(found.end.complete, std::iter::once(&found.matrix).chain(&found.under_loads))
+            text(found.end.complete, &[&[found.matrix], &*found.under_loads].concat())
         }
         other => panic!("{other:?}"),
     }
 }
 
-fn text<'a>(complete: bool, matrices: impl IntoIterator<Item = &'a Matrix>) -> String {
+fn text(complete: bool, matrices: &[Matrix]) -> String {
     let mut text = format!("complete {}\n", u8::from(complete));
     for matrix in matrices {
         let words = [matrix.sweep.as_str(), &matrix.load, matrix.memory.as_str()];
