@@ -57,6 +57,24 @@ template <class Call> void together(Both &both, Call call, const clh_cancel *can
     for (clh_group *group : groups) clh_group_free(group);
 }
 
+// A second call with a group that is in use.
+struct Again {
+    const clh_plan *plan;
+    const clh_group *group;
+    clh_status status;
+};
+
+int again(void *user, const clh_progress *) noexcept
+{
+    Again *call = static_cast<Again *>(user);
+    clh_options options = {};
+    options.group = call->group;
+    clh_result *result = nullptr;
+    call->status = clh_sweep(call->plan, &options, &result);
+    clh_result_free(result);
+    return 0;
+}
+
 } // namespace
 
 int main(int count, char **words)
@@ -75,9 +93,16 @@ int main(int count, char **words)
 
     {
         Both both;
-        together(both, [&](const clh_options *options, clh_result **result) {
-            return clh_sweep(plan, options, result);
+        Again second[2] = {{plan, nullptr, CLH_STATUS_OK}, {plan, nullptr, CLH_STATUS_OK}};
+        together(both, [&](const clh_options *given, clh_result **result) {
+            Again &call = second[result == &both.ranks[1].result];
+            call.group = given->group;
+            clh_options options = *given;
+            options.progress = again;
+            options.user = &call;
+            return clh_sweep(plan, &options, result);
         });
+        for (Again &call : second) REQUIRE(call.status == CLH_STATUS_BUSY);
         clh_matrix one, other;
         for (Rank &rank : both.ranks) REQUIRE(rank.status == CLH_STATUS_OK);
         REQUIRE(clh_result_matrix(both.ranks[0].result, 0, &one) == CLH_STATUS_OK);
