@@ -1,5 +1,6 @@
 //! Programs in C and C++ against the installed library: what they measure is what Rust measures,
 //! what they do wrong is a status, and nothing leaks.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,6 +1,7 @@
 //! The header that is checked in is what cbindgen makes of the sources.
 //!
 //! `CLUSTER_HEALTH_WRITE_HEADER=1 cargo test -p cluster-health-capi --test header` writes it anew.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::fs;
 use std::path::Path;
