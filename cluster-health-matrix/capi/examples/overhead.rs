@@ -4,7 +4,8 @@
 //! `cargo run --release -p cluster-health-capi --example overhead -- 100`
 //!
 //! Prints the median of the ratios of neighbours, C ÷ Rust, with its 95 % interval (order
-//! statistics). The way through C has its plan from JSON and reads its cells through the header's
+//! statistics): of time, and of the thread's time on a CPU, which is what to look at where the
+//! machine has other work. The way through C has its plan from JSON and reads its cells through the header's
 //! view; that of Rust has a builder and the array.
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
@@ -12,6 +13,7 @@ use std::error::Error;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::time::Instant;
+use std::{fs, io};
 
 use cluster_health_core::{ByteSize, Machine};
 use cluster_health_matrix::{plan::H2dPlan, sweep};
@@ -110,6 +112,28 @@ fn from_rust(machine: &Machine) -> Outcome<f64> {
     Ok(result.gbps().sum())
 }
 
+/// Nanoseconds that this thread had a CPU.
+fn cpu_ns() -> Outcome<f64> {
+    let text = fs::read_to_string("/proc/thread-self/schedstat")?;
+    let first = text.split_whitespace().next();
+    Ok(first.ok_or(io::ErrorKind::InvalidData)?.parse()?)
+}
+
+fn print_median(what: &str, mut ratios: Vec<f64>) {
+    ratios.sort_by(f64::total_cmp);
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
+    let count = ratios.len() as f64;
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a place in the list, rounded down and not below 0"
+    )]
+    let below = (count / 2.0 - 0.98 * count.sqrt()).max(0.0) as usize;
+    let pairs = ratios.len();
+    let (median, low, high) = (ratios[pairs / 2], ratios[below], ratios[pairs - 1 - below]);
+    println!("{what}, C / Rust: {median:.4} ({low:.4} to {high:.4}), {pairs} pairs");
+}
+
 fn main() -> Outcome<()> {
     let pairs = std::env::args().nth(1).map_or(Ok(20), |pairs| pairs.parse::<usize>())?;
     let program = std::env::current_exe()?;
@@ -142,41 +166,31 @@ fn main() -> Outcome<()> {
     calls.check(unsafe { open(c"host".as_ptr(), &raw mut of_c) })?;
     let json = CString::new(PLAN)?;
 
-    let mut ratios = Vec::with_capacity(pairs);
-    for pair in 0..=pairs {
-        let mut seconds = [0.0; 2];
+    let mut ratios = [Vec::new(), Vec::new()];
+    for pair in 0..=pairs.max(1) {
+        let mut spent = [[0.0; 2]; 2];
         // Who comes first alternates: the second of two neighbours finds warmer caches.
         for turn in [pair % 2, 1 - pair % 2] {
-            let start = Instant::now();
+            let (start, cpu) = (Instant::now(), cpu_ns()?);
             let sum = if turn == 0 { calls.sweep(of_c, &json)? } else { from_rust(&machine)? };
-            seconds[turn] = start.elapsed().as_secs_f64();
+            spent[0][turn] = start.elapsed().as_secs_f64();
+            spent[1][turn] = cpu_ns()? - cpu;
             if sum.is_nan() {
                 return Err("a cell was not measured".into());
             }
         }
         // The first pair takes the census.
         if pair > 0 {
-            ratios.push(seconds[0] / seconds[1]);
+            for (ratios, [of_c, of_rust]) in ratios.iter_mut().zip(spent) {
+                ratios.push(of_c / of_rust);
+            }
         }
     }
     // SAFETY:
     // * Opened above, given back once.
     unsafe { free_machine(of_c) };
-    ratios.sort_by(f64::total_cmp);
-    #[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
-    let count = pairs as f64;
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a place in the list, rounded down and not below 0"
-    )]
-    let below = (count / 2.0 - 0.98 * count.sqrt()).max(0.0) as usize;
-    let last = pairs.saturating_sub(1);
-    println!(
-        "C / Rust: median {:.4}, 95 % interval {:.4} to {:.4}, {pairs} pairs",
-        ratios[pairs / 2],
-        ratios[below],
-        ratios[last - below]
-    );
+    for (what, ratios) in ["time", "time on a CPU"].into_iter().zip(ratios) {
+        print_median(what, ratios);
+    }
     Ok(())
 }
