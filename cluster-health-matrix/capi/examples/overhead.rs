@@ -11,9 +11,9 @@
 
 use std::error::Error;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs;
 use std::ptr;
 use std::time::Instant;
-use std::{fs, io};
 
 use cluster_health_core::{ByteSize, Machine};
 use cluster_health_matrix::{plan::H2dPlan, sweep};
@@ -116,7 +116,7 @@ fn from_rust(machine: &Machine) -> Outcome<f64> {
 fn cpu_ns() -> Outcome<f64> {
     let text = fs::read_to_string("/proc/thread-self/schedstat")?;
     let first = text.split_whitespace().next();
-    Ok(first.ok_or(io::ErrorKind::InvalidData)?.parse()?)
+    Ok(first.ok_or("schedstat is empty")?.parse()?)
 }
 
 fn print_median(what: &str, mut ratios: Vec<f64>) {
