@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use cluster_health_core::rank::{RankEnvironment, RankGroup};
-use cluster_health_core::{BackendKind, Bandwidth, Machine, Scenario};
+use cluster_health_core::{BackendKind, Bandwidth, LoadProfile, Machine, Scenario};
 use cluster_health_matrix::compare::{self as comparing, CompareOptions, CompareVerdict};
 use cluster_health_matrix::matrix::Matrix;
 use cluster_health_matrix::output::first_page;
@@ -98,18 +98,27 @@ struct Judged {
 }
 
 impl Measured {
-    fn of_report(report: Report, first_load: Option<&str>) -> Result<Self> {
+    /// A recorded sweep.
+    fn of_sweep(report: Report, loads: &[LoadProfile]) -> Result<Self> {
+        if report.matrices.is_empty() {
+            // Stopped before its first point.
+            return Err(Error::Cancelled);
+        }
+        let mut measured = Self::of_report(report)?;
+        if let Some(first) = loads.first().map(ToString::to_string) {
+            measured.matrices.sort_by_key(|matrix| matrix.load != first);
+        }
+        Ok(measured)
+    }
+
+    fn of_report(report: Report) -> Result<Self> {
         let judged = Judged {
             diagnosis: json("the diagnosis", &report.diagnosis)?,
             text: first_page::render(&report),
             bad_lines: report.bad_lines,
         };
-        let mut matrices = report.matrices;
-        if let Some(first_load) = first_load {
-            matrices.sort_by_key(|matrix| matrix.load != first_load);
-        }
         Ok(Self {
-            matrices,
+            matrices: report.matrices,
             complete: report.manifest.status == RunStatus::Complete,
             notes: report.manifest.notes,
             report: Some(judged),
@@ -173,10 +182,9 @@ fn h2d(
     setting: &Setting,
     observer: &mut dyn Observer,
 ) -> Result<Measured> {
-    let first_load = plan.loads.first().map(ToString::to_string);
     if let Some(out) = &setting.out {
         let report = record_h2d("h2d", machine, plan, out, &setting.options()?, observer)?;
-        return Measured::of_report(report, first_load.as_deref());
+        return Measured::of_sweep(report, &plan.loads);
     }
     let mut result = sweep::h2d(machine, plan, observer)?;
     let mut matrices = vec![result.matrix];
@@ -280,8 +288,7 @@ fn core_pair(
             record_core_pair("core-pair", machine, plan, &mut ranks, out, &options, observer)
         })?,
     };
-    let first_load = plan.loads.first().map(ToString::to_string);
-    Measured::of_report(report, first_load.as_deref()).map(Some)
+    Measured::of_sweep(report, &plan.loads).map(Some)
 }
 
 fn pair_in_memory(
@@ -339,7 +346,7 @@ pub(crate) fn diagnose<'py>(
     let read = || {
         let expect: Option<Bandwidth> = expect.map(str::parse).transpose()?;
         let report = Report::read_expecting(&folder, expect)?;
-        Measured::of_report(report, None)
+        Measured::of_report(report)
     };
     let read = py.detach(read);
     checked(py, read)?.into_dict(py)

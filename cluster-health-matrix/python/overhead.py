@@ -1,0 +1,74 @@
+"""What the way through Python costs: sweeps of 2 CPUs × 1 device × 3 sizes on the host backend, in turn
+with the same sweeps by the Rust example plan_from_json, and the time from import to the first matrix.
+
+    cargo build --release -p cluster-health-examples --example plan_from_json
+    python cluster-health-matrix/python/overhead.py target/release/examples/plan_from_json
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+PLAN = {"cpus": [0, 1], "devices": [0], "sizes": ["1MiB", "4MiB", "16MiB"], "repeats": 3}
+ROUNDS = 60
+
+FIRST = """
+import time
+began = time.perf_counter()
+import cluster_health
+imported = time.perf_counter()
+cluster_health.h2d(backend="host", sizes="1MiB", repeats=1)
+done = time.perf_counter()
+print(imported - began, done - began)
+"""
+
+
+def first_matrix() -> None:
+    runs = [
+        [
+            float(seconds)
+            for seconds in subprocess.run(
+                [sys.executable, "-c", FIRST], check=True, capture_output=True, text=True
+            ).stdout.split()
+        ]
+        for _ in range(10)
+    ]
+    imported, done = (1e3 * statistics.median(column) for column in zip(*runs))
+    print(f"from import to the first matrix: {done:.0f} ms, {imported:.0f} ms of it the import")
+
+
+def overhead(program: str) -> None:
+    import cluster_health
+
+    plan = json.dumps({"sweep": "h2d", **PLAN})
+    rust = subprocess.Popen(
+        [program, plan], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert rust.stdin is not None and rust.stdout is not None
+    times: dict[str, list[float]] = {"rust": [], "python": []}
+    for turn in range(ROUNDS):
+        # Each goes first as often as second.
+        for language in sorted(times, reverse=turn % 2 == 0):
+            if language == "python":
+                began = time.perf_counter_ns()
+                cluster_health.h2d(backend="host", **PLAN)
+                times[language].append(time.perf_counter_ns() - began)
+            else:
+                rust.stdin.write("\n")
+                rust.stdin.flush()
+                times[language].append(int(rust.stdout.readline()))
+    rust.stdin.close()
+    rust.wait()
+    for name, of in [("fastest", min), ("median", statistics.median)]:
+        ours, theirs = of(times["python"]), of(times["rust"])
+        print(
+            f"{name} of {ROUNDS}: Rust {theirs / 1e6:.3f} ms, Python {ours / 1e6:.3f} ms, "
+            f"{100 * (ours / theirs - 1):+.2f} %"
+        )
+
+
+if __name__ == "__main__":
+    first_matrix()
+    overhead(sys.argv[1])

@@ -1,0 +1,181 @@
+"""Sweeps of this machine: what the process is like meanwhile and afterwards."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import tqdm
+
+import cluster_health
+
+
+def mask():
+    """Of every thread of this process."""
+    return {
+        task: os.sched_getaffinity(int(task)) for task in sorted(os.listdir("/proc/self/task"))
+    }
+
+
+def long(**options):
+    """Runs for minutes unless it is stopped."""
+    return cluster_health.h2d(
+        backend="host", sizes="256KiB", repeats=1_000_000, iters=1, min_effect=0.9, **options
+    )
+
+
+def test_a_matrix_of_this_machine():
+    before = mask()
+    result = cluster_health.h2d(backend="host", sizes=["64KiB", "1MiB"], repeats=2)
+    assert mask() == before
+    assert result.cpus == cluster_health.census().bindable
+    assert result.gbps.shape == (2, len(result.cpus), len(result.devices))
+    assert result.gbps.dtype == np.float64 and (result.gbps > 0).all()
+    assert (result.status == cluster_health.Status.MEASURED).all()
+    assert result.sizes == [65536, 1048576] and result.complete
+    assert "GB/s" in repr(result)
+    # What an all-gather and a copy of one size have in common is no rate, but an order of magnitude.
+    pairs = cluster_health.core_pair(backend="host", sizes="1MiB", repeats=2)
+    assert mask() == before
+    assert pairs.per_rank_gbps.shape == (1, len(result.cpus), len(result.cpus))
+    assert (pairs.per_rank_gbps > 0).all()
+
+
+def test_arrays_are_numpys_own_and_not_copied():
+    result = cluster_health.h2d(backend="host", sizes="64KiB", repeats=1)
+    assert result.gbps is result.matrix.gbps
+    # The memory belongs to what the sweep returned: no array below it, and it may be written.
+    assert not isinstance(result.gbps.base, np.ndarray) and result.gbps.base is not None
+    assert result.gbps.flags.c_contiguous and result.gbps.flags.writeable
+
+
+def test_pairs_are_recorded(tmp_path):
+    out = tmp_path / "out"
+    result = cluster_health.core_pair(backend="host", sizes="64KiB", repeats=2, out=out)
+    written = np.load(out / "core-pair-64KiB.npy")
+    np.testing.assert_array_equal(result.per_rank_gbps[0], written)
+    # A complete run is left as it is: no ranks are started.
+    again = cluster_health.core_pair(
+        backend="host", sizes="64KiB", repeats=2, out=out, resume=True
+    )
+    np.testing.assert_array_equal(again.per_rank_gbps, result.per_rank_gbps)
+
+
+def test_other_threads_run_meanwhile():
+    counted = 0
+    running = True
+
+    def count():
+        nonlocal counted
+        while running:
+            counted += 1
+            time.sleep(0.0001)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    try:
+        # One call of some hundred milliseconds; a thread that holds the interpreter lets nobody count.
+        before = counted
+        began = time.monotonic()
+        cluster_health.h2d(backend="host", sizes="16MiB", repeats=3)
+        took = time.monotonic() - began
+        during = counted - before
+    finally:
+        running = False
+        counter.join()
+    assert during > 20 * took, (during, took)
+
+
+@pytest.mark.parametrize("kind", ["h2d", "core_pair"])
+def test_ctrl_c_stops_a_sweep(kind, tmp_path):
+    measure = getattr(cluster_health, kind)
+    before = mask()
+    interrupted_at = []
+
+    def interrupt(done, total):
+        if done and not interrupted_at:
+            interrupted_at.append(done)
+            killer.start()
+
+    killer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        measure(
+            backend="host",
+            sizes="64KiB",
+            iters=1,
+            repeats=1_000_000,
+            min_effect=0.9,
+            progress=interrupt,
+            out=out,
+        )
+    killer.join()
+    assert mask() == before
+    # What was measured until then is there, and readable.
+    found = cluster_health.diagnose(out)
+    assert not found.complete and np.isfinite(found.matrices[0].gbps).any()
+
+
+def test_ctrl_c_stops_a_sweep_that_is_not_recorded():
+    killer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    killer.start()
+    with pytest.raises(KeyboardInterrupt):
+        long()
+    killer.join()
+
+
+def test_another_thread_stops_a_sweep():
+    cancel = cluster_health.CancelToken()
+    assert not cancel.cancelled
+    timer = threading.Timer(0.3, cancel.cancel)
+    timer.start()
+    result = long(cancel=cancel)
+    timer.join()
+    assert cancel.cancelled and not result.complete
+    assert np.isfinite(result.gbps).any() and "interrupted" in repr(result)
+
+
+def test_progress_is_told_and_its_exceptions_stop_the_sweep():
+    seen = []
+    result = cluster_health.h2d(
+        backend="host", sizes="64KiB", repeats=2, progress=lambda *now: seen.append(now)
+    )
+    assert seen and all(0 <= done <= total for done, total in seen)
+    assert seen[-1][0] == seen[-1][1] and seen == sorted(seen) and result.complete
+
+    class Enough(Exception):
+        pass
+
+    def stop(done, total):
+        if done:
+            raise Enough
+
+    with pytest.raises(Enough):
+        long(progress=stop)
+
+
+def test_tqdm_shows_the_points(capsys):
+    made = []
+
+    class Bar(tqdm.tqdm):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, mininterval=0, **options)
+            made.append(self)
+
+    cluster_health.h2d(backend="host", sizes="64KiB", repeats=2, progress=Bar)
+    [bar] = made
+    assert bar.n == bar.total > 0 and bar.disable  # closed
+    assert f"{bar.n}/{bar.total}" in capsys.readouterr().err
+    cluster_health.h2d(backend="host", sizes="64KiB", repeats=1, progress=tqdm.tqdm)
+
+
+def test_it_runs_beside_the_main_thread():
+    results = []
+    worker = threading.Thread(
+        target=lambda: results.append(cluster_health.h2d(backend="host", sizes="64KiB", repeats=1))
+    )
+    worker.start()
+    worker.join()
+    assert results[0].complete
