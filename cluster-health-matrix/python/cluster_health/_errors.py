@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 
 
 class Error(Exception):
@@ -83,8 +84,18 @@ def of_kind(
     rank: int | None,
     advice: str | None,
 ) -> Error:
-    """The exception for an error of the library."""
+    """The exception for an error of the library, whose options are arguments here."""
     make = _CLASSES.get(kind, Error)
     return make(
-        message, kind=kind, call=call, code=code, device=device, rank=rank, advice=advice
+        _as_arguments(message),
+        kind=kind,
+        call=call,
+        code=code,
+        device=device,
+        rank=rank,
+        advice=None if advice is None else _as_arguments(advice),
     )
+
+
+def _as_arguments(text: str) -> str:
+    return re.sub(r"--([a-z][a-z0-9-]*)", lambda option: option[1].replace("-", "_"), text)
