@@ -5,6 +5,8 @@ from typing import Optional, TypedDict, final
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["CancelToken", "census", "compare", "diagnose", "measure"]
+
 class _On(TypedDict):
     backend: str
     scenario: Optional[str]

@@ -1,5 +1,6 @@
 """Sweeps of this machine: what the process is like meanwhile and afterwards."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -19,11 +20,20 @@ def mask():
     }
 
 
-def long(**options):
-    """Runs for minutes unless it is stopped."""
-    return cluster_health.h2d(
-        backend="host", sizes="256KiB", repeats=1_000_000, iters=1, min_effect=0.9, **options
-    )
+# A sweep that takes very much longer than a test waits.
+LONG = {"backend": "host", "sizes": "4MiB", "repeats": 10_000}
+
+
+@contextlib.contextmanager
+def later(function, *arguments):
+    """Calls it from another thread while the block runs, unless that ends before."""
+    timer = threading.Timer(0.3, function, arguments)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def test_a_matrix_of_this_machine():
@@ -92,26 +102,9 @@ def test_other_threads_run_meanwhile():
 def test_ctrl_c_stops_a_sweep(kind, tmp_path):
     measure = getattr(cluster_health, kind)
     before = mask()
-    interrupted_at = []
-
-    def interrupt(done, total):
-        if done and not interrupted_at:
-            interrupted_at.append(done)
-            killer.start()
-
-    killer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        measure(
-            backend="host",
-            sizes="64KiB",
-            iters=1,
-            repeats=1_000_000,
-            min_effect=0.9,
-            progress=interrupt,
-            out=out,
-        )
-    killer.join()
+    with pytest.raises(KeyboardInterrupt), later(os.kill, os.getpid(), signal.SIGINT):
+        measure(**LONG, out=out)
     assert mask() == before
     # What was measured until then is there, and readable.
     found = cluster_health.diagnose(out)
@@ -119,20 +112,15 @@ def test_ctrl_c_stops_a_sweep(kind, tmp_path):
 
 
 def test_ctrl_c_stops_a_sweep_that_is_not_recorded():
-    killer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    killer.start()
-    with pytest.raises(KeyboardInterrupt):
-        long()
-    killer.join()
+    with pytest.raises(KeyboardInterrupt), later(os.kill, os.getpid(), signal.SIGINT):
+        cluster_health.h2d(**LONG)
 
 
 def test_another_thread_stops_a_sweep():
     cancel = cluster_health.CancelToken()
     assert not cancel.cancelled
-    timer = threading.Timer(0.3, cancel.cancel)
-    timer.start()
-    result = long(cancel=cancel)
-    timer.join()
+    with later(cancel.cancel):
+        result = cluster_health.h2d(**LONG, cancel=cancel)
     assert cancel.cancelled and not result.complete
     assert np.isfinite(result.gbps).any() and "interrupted" in repr(result)
 
@@ -153,7 +141,7 @@ def test_progress_is_told_and_its_exceptions_stop_the_sweep():
             raise Enough
 
     with pytest.raises(Enough):
-        long(progress=stop)
+        cluster_health.h2d(**LONG, progress=stop)
 
 
 def test_tqdm_shows_the_points(capsys):

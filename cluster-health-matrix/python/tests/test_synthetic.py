@@ -171,17 +171,21 @@ def test_frames_have_a_row_per_cell(scenario):
 
 
 def test_runs_compare(tmp_path, scenario):
-    for name, extra in [("a", ""), ("b", ""), ("c", "\n[[fault]]\nkind = 'slow_device'\ndevices = '1'\nfactor = 0.7\n")]:
-        sweep(scenario + extra, out=tmp_path / name)
+    slow = scenario + "\n[[fault]]\nkind = 'slow_device'\ndevices = '1'\nfactor = 0.7\n"
+    for name, machine in {"a": scenario, "b": scenario, "c": slow}.items():
+        sweep(machine, out=tmp_path / name)
     same = cluster_health.compare(tmp_path / "a", tmp_path / "b")
     assert same.verdict == "no difference"
-    other = cluster_health.compare(tmp_path / "a", tmp_path / "c", force=True)
-    assert other.verdict == "differences" and other.document["differences"]
-    pod = cluster_health.compare(*(tmp_path / name for name in "abc"), force=True)
+    other = cluster_health.compare(tmp_path / "a", tmp_path / "c")
+    assert other.verdict == "differences" and "device 1" in str(other)
+    assert other.document["verdict"] == "differences" and other.document["inference"]
+    pod = cluster_health.compare(*(tmp_path / name for name in "abc"))
     assert len(pod.document["runs"]) == 3 and str(pod)
+
     cluster_health.h2d(scenario=scenario, sizes="1MiB", out=tmp_path / "d")
     with pytest.raises(cluster_health.InvalidError, match="must not be compared: .*force=True"):
         cluster_health.compare(tmp_path / "a", tmp_path / "d")
+    cluster_health.compare(tmp_path / "a", tmp_path / "d", force=True)
 
 
 def test_census(scenario):
