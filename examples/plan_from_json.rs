@@ -23,7 +23,9 @@ fn nanoseconds(plan: &str) -> Result<u128> {
     };
     let result = sweep::h2d(&machine, &plan, &mut ())?;
     let took = began.elapsed().as_nanos();
-    assert!(result.gbps().iter().all(|rate| *rate > 0.0));
+    if result.gbps().iter().any(|rate| rate.is_nan()) {
+        return Err(Error::output("the matrix", "cells of this machine could not be measured"));
+    }
     Ok(took)
 }
 

@@ -55,7 +55,7 @@ class CancelToken:
         """Asks for the end; may be called from any thread and more than once."""
     @property
     def cancelled(self) -> bool:
-        """True after cancel()."""
+        """True after `cancel()`."""
 
 def measure(
     plan: str,

@@ -20,8 +20,11 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         details.set_item("device", core.and_then(|core| core.device()).map(|device| device.0))?;
         details.set_item("rank", core.and_then(|core| core.rank()))?;
         details.set_item("advice", core.and_then(|core| core.advice()))?;
-        py.import("cluster_health._errors")?
-            .call_method("of_kind", (error.kind(), error.to_string()), Some(&details))
+        py.import("cluster_health._errors")?.call_method(
+            "of_kind",
+            (error.kind(), error.to_string()),
+            Some(&details),
+        )
     };
     // What makes the exception may fail itself.
     make().map_or_else(|failed| failed, PyErr::from_value)

@@ -154,7 +154,8 @@ pub(crate) fn measure<'py>(
 ) -> PyResult<Option<Bound<'py, PyDict>>> {
     let token = cancel.map(|cancel| cancel.get().token()).unwrap_or_default();
     let mut watcher = Watcher::new(progress, token);
-    let result = py.detach(|| run(plan, &on, &setting, &mut watcher));
+    let observer = &mut watcher;
+    let result = py.detach(move || run(plan, &on, &setting, observer));
     if let Some(raised) = watcher.into_raised() {
         return Err(raised);
     }
@@ -343,13 +344,20 @@ pub(crate) fn diagnose<'py>(
     folder: PathBuf,
     expect: Option<&str>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let read = || {
-        let expect: Option<Bandwidth> = expect.map(str::parse).transpose()?;
+    let read = move || {
+        let expect = expect.map(rate).transpose()?;
         let report = Report::read_expecting(&folder, expect)?;
         Measured::of_report(report)
     };
     let read = py.detach(read);
     checked(py, read)?.into_dict(py)
+}
+
+fn rate(text: &str) -> Result<Bandwidth> {
+    text.parse().map_err(|error| match error {
+        cluster_health_core::Error::Invalid { message, .. } => Error::invalid("expect", message),
+        other => other.into(),
+    })
 }
 
 /// Two runs against each other, or more as the map of a pod.
@@ -360,7 +368,8 @@ pub(crate) fn compare<'py>(
     min_effect: f64,
     force: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let (verdict, text, document) = checked(py, py.detach(|| compared(&runs, min_effect, force)))?;
+    let (verdict, text, document) =
+        checked(py, py.detach(move || compared(&runs, min_effect, force)))?;
     let dict = PyDict::new(py);
     dict.set_item("verdict", verdict)?;
     dict.set_item("text", text)?;
@@ -396,7 +405,8 @@ fn compared(
         }
     };
     if verdict == CompareVerdict::Refused {
-        let message = format!("must not be compared: {differences}; force=True does it all the same");
+        let message =
+            format!("must not be compared: {differences}; force=True does it all the same");
         return Err(Error::invalid("the runs", message));
     }
     Ok((verdict.as_str(), text, document))
@@ -405,7 +415,7 @@ fn compared(
 /// Which CPUs can really be bound, as the JSON of `affinity.json`.
 #[pyfunction]
 pub(crate) fn census(py: Python<'_>, on: On) -> PyResult<String> {
-    let census = py.detach(|| {
+    let census = py.detach(move || {
         let machine = on.machine()?;
         json("the census", &AffinityFile::of(machine.census()?))
     });

@@ -30,7 +30,7 @@ impl CancelToken {
         self.0.cancel();
     }
 
-    /// True after cancel().
+    /// True after `cancel()`.
     #[getter]
     fn cancelled(&self) -> bool {
         self.0.is_cancelled()
