@@ -80,19 +80,19 @@ def test_the_program_goes_on_where_python_stopped(tmp_path, program, scenario):
 
     # In virtual time there are visits enough within the shortest time between two calls.
     part = cluster_health.h2d(
-        scenario=machine, sizes="16MiB", repeats=2000, out=out, progress=stop, cancel=cancel
+        scenario=machine, sizes="16MiB", repeats=1000, out=out, progress=stop, cancel=cancel
     )
     assert not part.complete and "interrupted" in repr(part)
     points = len((out / "samples.jsonl").read_text().splitlines())
-    assert 0 < points < 2000 * 8 * 3
+    assert 0 < points < 1000 * 8 * 3
     subprocess.run(
         [program, "h2d", "--backend", f"synthetic:{machine}", "--sizes", "16MiB", "--repeats"]
-        + ["2000", "--resume", "--quiet", "--out", out],
+        + ["1000", "--resume", "--quiet", "--out", out],
         check=False,
         stdout=subprocess.DEVNULL,
     )
     assert json.loads((out / "run.json").read_text())["status"] == "complete"
-    assert len((out / "samples.jsonl").read_text().splitlines()) > 2000 * 8 * 3
+    assert len((out / "samples.jsonl").read_text().splitlines()) > 1000 * 8 * 3
 
 
 def test_every_option_arrives(tmp_path, scenario):

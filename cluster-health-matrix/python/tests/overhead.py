@@ -2,7 +2,7 @@
 with the same sweeps by the Rust example plan_from_json, and the time from import to the first matrix.
 
     cargo build --release -p cluster-health-examples --example plan_from_json
-    python cluster-health-matrix/python/overhead.py target/release/examples/plan_from_json
+    python cluster-health-matrix/python/tests/overhead.py target/release/examples/plan_from_json
 """
 
 import json
