@@ -2,7 +2,10 @@
 with the same sweeps by the Rust example plan_from_json, and the time from import to the first matrix.
 
     cargo build --release -p cluster-health-examples --example plan_from_json
-    python cluster-health-matrix/python/tests/overhead.py target/release/examples/plan_from_json
+    python cluster-health-matrix/python/tests/overhead.py target/release/examples/plan_from_json 100
+
+It prints the median of the ratios of neighbours, Python ÷ Rust, with its 95 % interval (order statistics).
+Both begin with the machine and its census.
 """
 
 import json
@@ -12,7 +15,6 @@ import sys
 import time
 
 PLAN = {"cpus": [0, 1], "devices": [0], "sizes": ["1MiB", "4MiB", "16MiB"], "repeats": 3}
-ROUNDS = 60
 
 FIRST = """
 import time
@@ -39,7 +41,7 @@ def first_matrix() -> None:
     print(f"from import to the first matrix: {done:.0f} ms, {imported:.0f} ms of it the import")
 
 
-def overhead(program: str) -> None:
+def overhead(program: str, pairs: int) -> None:
     import cluster_health
 
     plan = json.dumps({"sweep": "h2d", **PLAN})
@@ -47,28 +49,29 @@ def overhead(program: str) -> None:
         [program, plan], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     assert rust.stdin is not None and rust.stdout is not None
-    times: dict[str, list[float]] = {"rust": [], "python": []}
-    for turn in range(ROUNDS):
-        # Each goes first as often as second.
-        for language in sorted(times, reverse=turn % 2 == 0):
+    ratios = []
+    for pair in range(pairs):
+        times = {}
+        # Who comes first alternates: the second of two neighbours finds warmer caches.
+        for language in sorted(["python", "rust"], reverse=pair % 2 == 0):
             if language == "python":
                 began = time.perf_counter_ns()
                 cluster_health.h2d(backend="host", **PLAN)
-                times[language].append(time.perf_counter_ns() - began)
+                times[language] = time.perf_counter_ns() - began
             else:
                 rust.stdin.write("\n")
-                rust.stdin.flush()
-                times[language].append(int(rust.stdout.readline()))
+                times[language] = int(rust.stdout.readline())
+        ratios.append(times["python"] / times["rust"])
     rust.stdin.close()
     rust.wait()
-    for name, of in [("fastest", min), ("median", statistics.median)]:
-        ours, theirs = of(times["python"]), of(times["rust"])
-        print(
-            f"{name} of {ROUNDS}: Rust {theirs / 1e6:.3f} ms, Python {ours / 1e6:.3f} ms, "
-            f"{100 * (ours / theirs - 1):+.2f} %"
-        )
+    ratios.sort()
+    below = max(0, int(pairs / 2 - 0.98 * pairs**0.5))
+    print(
+        f"Python / Rust: median {statistics.median(ratios):.4f}, 95 % interval {ratios[below]:.4f} "
+        f"to {ratios[pairs - 1 - below]:.4f}, {pairs} pairs"
+    )
 
 
 if __name__ == "__main__":
     first_matrix()
-    overhead(sys.argv[1])
+    overhead(sys.argv[1], int(sys.argv[2]))
