@@ -4,8 +4,9 @@ with the same sweeps by the Rust example plan_from_json, and the time from impor
     cargo build --release -p cluster-health-examples --example plan_from_json
     python cluster-health-matrix/python/tests/overhead.py target/release/examples/plan_from_json 100
 
-It prints the median of the ratios of neighbours, Python ÷ Rust, with its 95 % interval (order statistics).
-Both begin with the machine and its census.
+It prints the median of the ratios of neighbours, Python ÷ Rust, with its 95 % interval (order statistics),
+and the difference of the fastest of many very short sweeps, which other work on the machine hardly touches: what
+a call costs whatever it measures. Both sides begin with the machine and its census.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 import time
 
 PLAN = {"cpus": [0, 1], "devices": [0], "sizes": ["1MiB", "4MiB", "16MiB"], "repeats": 3}
+SHORT = {**PLAN, "sizes": ["4KiB", "8KiB", "16KiB"], "repeats": 1, "warmup": 0, "iters": 1}
 
 FIRST = """
 import time
@@ -41,30 +43,38 @@ def first_matrix() -> None:
     print(f"from import to the first matrix: {done:.0f} ms, {imported:.0f} ms of it the import")
 
 
-def overhead(program: str, pairs: int) -> None:
+def in_turn(program: str, options: dict[str, object], pairs: int) -> list[tuple[int, int]]:
+    """Nanoseconds of Python and Rust."""
     import cluster_health
 
-    plan = json.dumps({"sweep": "h2d", **PLAN})
+    plan = json.dumps({"sweep": "h2d", **options})
     rust = subprocess.Popen(
         [program, plan], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     assert rust.stdin is not None and rust.stdout is not None
-    ratios = []
+    times = []
     for pair in range(pairs):
-        times = {}
+        took = {}
         # Who comes first alternates: the second of two neighbours finds warmer caches.
         for language in sorted(["python", "rust"], reverse=pair % 2 == 0):
             if language == "python":
                 began = time.perf_counter_ns()
-                cluster_health.h2d(backend="host", **PLAN)
-                times[language] = time.perf_counter_ns() - began
+                cluster_health.h2d(backend="host", **options)
+                took[language] = time.perf_counter_ns() - began
             else:
                 rust.stdin.write("\n")
-                times[language] = int(rust.stdout.readline())
-        ratios.append(times["python"] / times["rust"])
+                took[language] = int(rust.stdout.readline())
+        times.append((took["python"], took["rust"]))
     rust.stdin.close()
     rust.wait()
-    ratios.sort()
+    return times
+
+
+def overhead(program: str, pairs: int) -> None:
+    short = in_turn(program, SHORT, 20 * pairs)
+    python, rust = (min(times) / 1e3 for times in zip(*short))
+    print(f"fastest very short sweep: Python {python:.0f} µs, Rust {rust:.0f} µs")
+    ratios = sorted(python / rust for python, rust in in_turn(program, PLAN, pairs))
     below = max(0, int(pairs / 2 - 0.98 * pairs**0.5))
     print(
         f"Python / Rust: median {statistics.median(ratios):.4f}, 95 % interval {ratios[below]:.4f} "
