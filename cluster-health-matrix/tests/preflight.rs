@@ -1,4 +1,5 @@
 //! Preflights of synthetic machines whose faults are known.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -68,8 +69,7 @@ fn a_node_is_judged_within_ten_seconds_by_plan() {
 fn faults_within_a_node_need_no_baseline() {
     let slow_node = fault("slow_core", "cpus = \"16-31\"\nfactor = 0.85");
     assert_fails(&alone(&[SMALL, &slow_node].concat()), "numa_effect", |finding| {
-        finding["numa_nodes"] == serde_json::json!([2])
-            || finding["numa_nodes"] == serde_json::json!([1])
+        finding["numa_nodes"] == serde_json::json!([1])
     });
     let slow_core = fault("slow_core", "cpus = \"9\"\nfactor = 0.7");
     assert_fails(&alone(&[SMALL, &slow_core].concat()), "slow_core", |finding| {

@@ -154,7 +154,7 @@ impl Ranks<'_> {
         let mut nodes = vec![self.measure(several, &others, observer)?];
         for rank in leaders {
             let left = self.bound().saturating_sub(began.elapsed()).max(LOOK_UP);
-            let part: Part = self.receive(rank, left, &mut ())?;
+            let part: Part = self.receive(rank, left, &())?;
             nodes.push(part.map_err(Failure::into_error)?);
         }
         nodes.sort_by_key(|node| node.rank);
