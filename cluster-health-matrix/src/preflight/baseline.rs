@@ -176,6 +176,13 @@ impl Baseline {
     }
 }
 
+impl Known {
+    /// True when a device is in one of its matrices.
+    pub(super) fn has_device(&self, id: u32) -> bool {
+        self.rates.iter().any(|rates| rates.columns.contains_key(&id))
+    }
+}
+
 impl KnownRates {
     /// # Errors
     /// What is wrong with it.
@@ -195,17 +202,18 @@ impl KnownRates {
         if stored.gbps.len() != rows.len() {
             return Err(format!("gbps: {} rows for {} ids", stored.gbps.len(), rows.len()));
         }
+        // Before anything of that size is allocated.
+        if let Some(at) = stored.gbps.iter().position(|row| row.len() != columns.len()) {
+            let (found, ids) = (stored.gbps[at].len(), columns.len());
+            return Err(format!("gbps, row {at}: {found} rates for {ids} columns"));
+        }
         let mut gbps = Array2::from_elem((rows.len(), columns.len()), f64::NAN);
-        for (at, (row, mut into)) in stored.gbps.iter().zip(gbps.rows_mut()).enumerate() {
-            if row.len() != columns.len() {
-                let (found, ids) = (row.len(), columns.len());
-                return Err(format!("gbps, row {at}: {found} rates for {ids} columns"));
-            }
-            for (column, (rate, into)) in row.iter().zip(&mut into).enumerate() {
+        for (row, rates) in stored.gbps.iter().enumerate() {
+            for (column, rate) in rates.iter().enumerate() {
                 match rate {
-                    Some(rate) if *rate > 0.0 => *into = *rate,
+                    Some(rate) if *rate > 0.0 => gbps[[row, column]] = *rate,
                     Some(rate) => {
-                        return Err(format!("gbps, row {at}, column {column}: {rate} is no rate"));
+                        return Err(format!("gbps, row {row}, column {column}: {rate} is no rate"));
                     }
                     None => {}
                 }

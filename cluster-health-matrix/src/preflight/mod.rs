@@ -48,6 +48,7 @@ pub use change::{Change, ChangeState};
 
 use crate::analysis::{Finding, Kind};
 use crate::calibrate::Origin;
+use crate::compare::list;
 use crate::error::{Error, Result};
 use crate::observer::{Observer, Progress};
 use crate::output::first_page::headline;
@@ -483,17 +484,45 @@ impl Preflight {
             self.against(&mut node, &mut reasons, &report, known, shape)
         });
         self.judge(&mut node, &mut reasons, &report, common.flatten().as_ref(), &census.cpus);
-        for reason in report.reasons.keys().filter(|_| report.manifest.points.failed > 0).take(3) {
-            reasons.fail.push(format!("points failed: {reason}"));
-        }
-        if report.manifest.points.skipped > 0 && reasons.fail.is_empty() {
-            let why: Vec<&str> = report.reasons.keys().map(String::as_str).take(3).collect();
-            let why = why.join("; ");
-            reasons.unclear.push(format!("points were skipped: {why}"));
+        self.look_at_the_rest(&mut node, &mut reasons, machine, baseline, &census.cpus);
+        let points = report.manifest.points;
+        let why: Vec<&str> = report.reasons.keys().map(String::as_str).take(3).collect();
+        let why = why.join("; ");
+        if points.failed > 0 {
+            reasons.fail.push(format!("{} points failed: {why}", points.failed));
+        } else if points.skipped > 0 && reasons.fail.is_empty() {
+            reasons.unclear.push(format!("{} points were skipped: {why}", points.skipped));
         }
         (node.verdict, node.reasons) = reasons.verdict();
         node.host_ns = nanoseconds(began.elapsed());
         Ok(node)
+    }
+
+    /// Devices and CPUs that are there and were not measured: nothing is left out by silence.
+    fn look_at_the_rest(
+        &self,
+        node: &mut NodeOutcome,
+        reasons: &mut Reasons,
+        machine: &Machine,
+        baseline: &Baseline,
+        census: &[CpuRecord],
+    ) {
+        let known = baseline.known.as_ref();
+        for device in machine.devices().iter().filter(|_| self.devices.is_none()) {
+            let Some(why) = &device.info().unavailable else { continue };
+            let text = format!("device {} is unavailable: {why}", device.id());
+            match known {
+                None => reasons.unclear.push(text),
+                // One that the baseline has is lost, which is told already.
+                Some(known) if known.has_device(device.id().0) => {}
+                Some(_) => node.notes.push(format!("{text}; the baseline has it not either")),
+            }
+        }
+        let offline: Vec<u32> =
+            census.iter().filter(|cpu| !cpu.online).map(|cpu| cpu.cpu.0).collect();
+        if self.cpus.is_none() && !offline.is_empty() {
+            node.notes.push(format!("offline: CPU {}", list(&offline)));
+        }
     }
 
     /// What the baseline says; the common cells where it can speak for this machine.
