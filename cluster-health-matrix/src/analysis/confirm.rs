@@ -290,7 +290,7 @@ impl SizeView<'_> {
     /// others had. Where nothing settles, because the whole machine became slower, all points are as
     /// good as each other.
     fn confirming(&self, shape: &Shape) -> (Vec<Point>, bool) {
-        let first = self.table.blocks;
+        let first = self.table.first_round;
         let has = |obs: &Obs| shape.has(self.table, usize::from(obs.row), usize::from(obs.col));
         // Of these points those inside or outside, and how many of them had not settled.
         let unsettled = |points: &mut dyn Iterator<Item = &Obs>, inside: bool| {
