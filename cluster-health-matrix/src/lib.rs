@@ -5,7 +5,7 @@
 //! |---|---|
 //! | planning | [`plan`], [`schedule`] |
 //! | measuring | [`sweep`], [`samples`], [`estimate`], [`validate`], [`sizes`], [`policies`], [`visit`] |
-//! | judging | [`analysis`], [`compare`] |
+//! | judging | [`analysis`], [`compare`], [`preflight`] |
 //! | telling | [`calibrate`], [`placement`], [`blocks`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
 //! | showing | [`matrix`], [`report`], [`output`] |
@@ -46,6 +46,7 @@ pub mod output;
 pub mod placement;
 pub mod plan;
 pub mod policies;
+pub mod preflight;
 pub mod report;
 pub mod run;
 pub mod samples;

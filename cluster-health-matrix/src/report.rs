@@ -103,19 +103,46 @@ impl Report {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn read_expecting(dir: &Path, expect: Option<Bandwidth>) -> Result<Self> {
-        let mut manifest = Manifest::read(dir)?;
+        let manifest = Manifest::read(dir)?;
         let path = dir.join(AFFINITY);
         let affinity: Option<AffinityFile> =
             if path.exists() { Some(read_json(&path)?) } else { None };
+        let place = dir.join(crate::run::MANIFEST).display().to_string();
+        Self::gather(manifest, affinity, &place, expect, |take| {
+            SampleReader::open(dir)?
+                .for_each_line(&mut |line| take(line.as_ref().map_err(|bad| bad.reason.as_str())))
+        })
+    }
+
+    /// A run that was kept in memory, as if its folder were read.
+    pub(crate) fn of_samples(
+        manifest: Manifest,
+        affinity: Option<AffinityFile>,
+        samples: &[Sample],
+    ) -> Result<Self> {
+        Self::gather(manifest, affinity, "the plan", None, |take| {
+            samples.iter().for_each(|sample| take(Ok(sample)));
+            Ok(())
+        })
+    }
+
+    /// Judges the samples that `feed` gives, each or why it is none.
+    fn gather(
+        mut manifest: Manifest,
+        affinity: Option<AffinityFile>,
+        place: &str,
+        expect: Option<Bandwidth>,
+        feed: impl FnOnce(&mut dyn FnMut(Result<&Sample, &str>)) -> Result<()>,
+    ) -> Result<Self> {
         let nodes = affinity.as_ref().map(AffinityFile::nodes).unwrap_or_default();
         let cores = affinity.as_ref().map(AffinityFile::cores).unwrap_or_default();
-        let mut gathering = Gathering::new(&manifest, nodes, cores, dir)?;
+        let mut gathering = Gathering::new(&manifest, nodes, cores, place)?;
         let mut number = 0_u64;
-        SampleReader::open(dir)?.for_each_line(&mut |line| {
+        feed(&mut |line| {
             number += 1;
             let found = match line {
-                Ok(sample) => gathering.add(&sample),
-                Err(bad) => Err(bad.reason),
+                Ok(sample) => gathering.add(sample),
+                Err(reason) => Err(reason.to_owned()),
             };
             if let Err(reason) = found {
                 gathering.bad_lines.push(format!("line {number}: {reason}"));
@@ -343,7 +370,7 @@ impl Gathering {
         manifest: &Manifest,
         nodes: BTreeMap<u32, u32>,
         cores: BTreeMap<u32, u32>,
-        dir: &Path,
+        place: &str,
     ) -> Result<Self> {
         let device_nodes: BTreeMap<u32, u32> = manifest
             .devices
@@ -376,7 +403,7 @@ impl Gathering {
         }
         if axes.iter().all(Option::is_none) {
             return Err(crate::Error::format(
-                dir.join(crate::run::MANIFEST).display().to_string(),
+                place,
                 "the plan names no sweep; what validate, sizes and policies measured is in report.md",
             ));
         }
@@ -386,7 +413,7 @@ impl Gathering {
         });
         if cells > MOST_CELLS {
             return Err(crate::Error::format(
-                dir.join(crate::run::MANIFEST).display().to_string(),
+                place,
                 format!("a plan of {cells} cells is beyond {MOST_CELLS}"),
             ));
         }
