@@ -38,6 +38,7 @@ pub mod compare;
 pub mod environment;
 pub mod error;
 pub mod estimate;
+mod files;
 mod line;
 pub mod matrix;
 pub mod observer;
