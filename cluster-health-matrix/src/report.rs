@@ -865,7 +865,7 @@ mod tests {
         let dir = folder(&[]);
         let manifest = Manifest::read(dir.path()).unwrap();
         let mut gathering =
-            Gathering::new(&manifest, BTreeMap::new(), BTreeMap::new(), dir.path()).unwrap();
+            Gathering::new(&manifest, BTreeMap::new(), BTreeMap::new(), "test").unwrap();
         // 4 cells: 12 numbers for a matrix and its first block, 4 for each further one.
         gathering.room = 12 + 4 + 12;
         let mut seq = 0;
