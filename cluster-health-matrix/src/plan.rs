@@ -15,8 +15,10 @@ use crate::error::{Error, Result};
 use crate::samples::Sweep;
 
 mod core_pair;
+mod request;
 
 pub use core_pair::{CorePairPlan, CorePairPlanBuilder, PairDetectable, allows_same_device};
+pub use request::{PlanRequest, SweepPlan};
 
 /// Size of the copies that identify the fixed cost of a transfer.
 pub const PROBE_SIZE: ByteSize = ByteSize::kib(64);

@@ -248,7 +248,7 @@ impl RankGroup {
     }
 
     fn receive_until(&self, from: u32, deadline: Instant) -> Result<Vec<u8>> {
-        self.take(from, deadline, |inbox| inbox.messages.pop_front())
+        self.take(from, deadline, Inbox::next_message)
     }
 
     /// Passes a descriptor to a rank on the same host, with a tag that its receiver asks for.

@@ -72,6 +72,8 @@ pub(crate) struct Table {
     pub(crate) col_cores: Vec<Option<u32>>,
     pub(crate) obs: Vec<Obs>,
     pub(crate) blocks: u16,
+    /// Number of the first block of confirming visits.
+    pub(crate) first_round: u16,
     /// Only a part of the cells was to be measured.
     pub(crate) sampled: bool,
     row_of: HashMap<u32, u16>,
@@ -110,6 +112,7 @@ impl Table {
             col_cores,
             obs: Vec::new(),
             blocks: 0,
+            first_round: u16::MAX,
             sampled: false,
             pageable: None,
             scratch: Vec::new(),
@@ -158,6 +161,9 @@ impl Table {
         let block = u16::try_from(sample.block).unwrap_or(u16::MAX);
         if sample.is_matrix_point() {
             self.blocks = self.blocks.max(block.saturating_add(1));
+        }
+        if sample.phase == Phase::Confirm {
+            self.first_round = self.first_round.min(block);
         }
         self.obs.push(Obs {
             seq,

@@ -173,9 +173,11 @@ fn measure<P: Points, B: Blocks>(
             }
             schedule.begin_block();
             let visits = next.into_iter().map(|cell| (cell, sizes[main])).collect();
-            let Some(_) = run.visits(schedule, visits, Phase::Blocks, limit, &field)? else {
-                return Ok(false);
-            };
+            match run.visits(schedule, visits, Phase::Blocks, limit, &field)? {
+                None => return Ok(false),
+                Some(false) => break,
+                Some(true) => {}
+            }
         }
     }
     if let Some(min_effect) = extent.confirm

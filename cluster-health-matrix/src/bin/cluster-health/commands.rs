@@ -39,7 +39,7 @@ use crate::args::{
     ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
-use crate::{base, bundle, guard, print_json, print_text};
+use crate::{base, bundle, gate, guard, print_json, print_text};
 
 /// How a command ended when it did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +63,7 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
         Command::Validate(args) => base::validate(args),
         Command::Sizes(args) => base::sizes(args),
         Command::Policies(args) => base::policies(args),
+        Command::Preflight(args) => gate::preflight(args),
         Command::Plan(args) => plan(args),
         Command::Diagnose(args) => diagnose(args),
         Command::Report(args) => report(args),
