@@ -8,6 +8,11 @@
 //! Where a model has too many interleavings, those are tried in which a thread is interrupted a few
 //! times where it need not be. That the checks can fail is shown by planted faults.
 #![cfg(all(test, feature = "loom"))]
+#![allow(
+    clippy::duplicate_mod,
+    reason = "once with the atomics that are needed and once with weaker ones"
+)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests: what goes wrong must panic")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
