@@ -1,12 +1,15 @@
-//! What the library itself costs: everything here but the 64 KiB copies is its own work.
+//! What the library itself costs: everything here but the copies is its own work.
 //!
 //! `cargo bench -p cluster-health-benches`; with `-- --test` every bench runs once.
 
 use std::hint::black_box;
 use std::time::Duration;
 
+use cluster_health_benches::DeviceTime;
 use cluster_health_core::affinity::{BindScope, PinGuard};
-use cluster_health_core::{ByteSize, Machine, Scenario};
+use cluster_health_core::{
+    ByteSize, DeviceBuffer, HostBuffer, HostMemory, Machine, Scenario, Stream, Transfer,
+};
 use cluster_health_matrix::matrix::{Axis, Matrix};
 use cluster_health_matrix::output::png::{Style, render};
 use cluster_health_matrix::plan::{H2dPlan, Order};
@@ -14,7 +17,7 @@ use cluster_health_matrix::report::Report;
 use cluster_health_matrix::samples::Sweep;
 use cluster_health_matrix::session::{RecordOptions, record_h2d};
 use cluster_health_matrix::{Result, sweep};
-use criterion::Criterion;
+use criterion::{Criterion, Throughput};
 
 /// Most blocks of a plan.
 const MOST_REPEATS: u64 = 10_000;
@@ -51,6 +54,29 @@ fn point(c: &mut Criterion, machine: &Machine) -> Result<()> {
             Duration::from_nanos(u64::try_from(share).unwrap_or(u64::MAX))
         });
     });
+    Ok(())
+}
+
+/// Bare copies by the device's clock: what the points above consist of.
+fn copies(machine: &Machine) -> Result<()> {
+    let timeout = Duration::from_secs(30);
+    let device = machine.devices().swap_remove(0);
+    let stream = Stream::new(&device)?;
+    let time = DeviceTime::new(&stream, timeout)?;
+    let mut criterion = Criterion::default().with_measurement(time).configure_from_args();
+    let mut group = criterion.benchmark_group("host: bare copy");
+    for size in [ByteSize::kib(64), ByteSize::mib(16)] {
+        let source = HostBuffer::new(machine, size, HostMemory::PageLocked)?;
+        let mut target = DeviceBuffer::new(&device, size)?;
+        let mut copy = Transfer::to_device(&stream, &source, &mut target, size, timeout)?;
+        group.throughput(Throughput::BytesDecimal(size.bytes()));
+        group.bench_function(size.to_string(), |bencher| {
+            bencher.iter(|| {
+                copy.issue().and_then(|()| copy.wait()).expect("it was prepared for this");
+            });
+        });
+    }
+    group.finish();
     Ok(())
 }
 
@@ -112,6 +138,7 @@ fn main() -> Result<()> {
     let mut criterion = Criterion::default().configure_from_args();
     let machine = Machine::host()?;
     point(&mut criterion, &machine)?;
+    copies(&machine)?;
     bind(&mut criterion, &machine)?;
     synthetic_sweep(&mut criterion)?;
     report(&mut criterion)?;

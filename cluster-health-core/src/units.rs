@@ -186,10 +186,11 @@ impl FromStr for Bandwidth {
             _ => return Err(bad("unknown unit; use GB/s, MB/s, GiB/s or MiB/s")),
         };
         let number: f64 = number.parse().map_err(|_| bad("not a number"))?;
-        if number > 0.0 && number.is_finite() {
-            Ok(Self(number * unit))
+        let rate = number * unit;
+        if rate > 0.0 && rate.is_finite() {
+            Ok(Self(rate))
         } else {
-            Err(bad("a rate must be above 0"))
+            Err(bad("a rate must be above 0 and finite"))
         }
     }
 }
@@ -212,10 +213,12 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
         _ => return Err(bad("unknown unit; use us, ms, s, m or h")),
     };
     let number: f64 = number.parse().map_err(|_| bad("not a number"))?;
-    if number <= 0.0 {
+    let duration = Duration::try_from_secs_f64(number * seconds).map_err(|_| bad("too large"))?;
+    // Also what is less than a nanosecond.
+    if duration.is_zero() {
         return Err(bad("must be above 0"));
     }
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| bad("too large"))
+    Ok(duration)
 }
 
 #[cfg(test)]
@@ -264,6 +267,8 @@ mod tests {
         assert!(close("58.5GB/s".parse::<Bandwidth>().unwrap().as_gb_per_second(), 58.5));
         assert!(close("500MB/s".parse::<Bandwidth>().unwrap().as_gb_per_second(), 0.5));
         assert!("0".parse::<Bandwidth>().is_err());
+        // A number that only its unit makes infinite.
+        assert!(format!("{}TB/s", "9".repeat(300)).parse::<Bandwidth>().is_err());
         assert!("fast".parse::<Bandwidth>().is_err());
     }
 
@@ -272,7 +277,8 @@ mod tests {
         assert_eq!(parse_duration("500ms").unwrap(), Duration::from_millis(500));
         assert_eq!(parse_duration("30s").unwrap(), Duration::from_secs(30));
         assert_eq!(parse_duration("2m").unwrap(), Duration::from_secs(120));
-        for text in ["", "0s", "-1s", "1d", "s"] {
+        assert_eq!(parse_duration("0.001us").unwrap(), Duration::from_nanos(1));
+        for text in ["", "0s", "-1s", "1d", "s", "0.0000000001us", "9999999999999999999999h"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
     }

@@ -2,17 +2,17 @@
 //!
 //! Waits of this crate have bounds, but a driver may keep a thread inside a call that should not wait
 //! at all. Nothing can take the thread back then; what can be done is to say so. Every call of the
-//! Ascend backend that could block notes itself before and after, with a relaxed store each, and a
+//! Ascend backend that could block notes itself before and after, with a few stores, and a
 //! [`Watchdog`] looks at the notes from a thread of its own.
 //!
 //! What becomes of an overdue call is the host's decision: the command line ends its process. A
 //! library in somebody else's process cannot; the thread stays behind and is counted
 //! ([`left_behind`]).
-#![allow(unsafe_code, reason = "names of calls are kept as their address and length")]
+#![allow(unsafe_code, reason = "the kernel's number of a thread")]
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{self, AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -20,6 +20,10 @@ use std::time::{Duration, Instant};
 use crate::affinity::{CpuSet, set_thread_affinity, thread_affinity};
 use crate::error::{Error, Result};
 use crate::id::{CpuId, DeviceId};
+
+mod note;
+
+use note::{Note, device_of};
 
 /// Threads whose calls can be noted at once; those of further threads are not watched.
 const SLOTS: usize = 256;
@@ -35,24 +39,23 @@ const STOPPED: Duration = Duration::from_millis(500);
 #[repr(align(128))]
 struct Slot {
     taken: AtomicBool,
-    /// Where the name of the call is.
-    name: AtomicPtr<u8>,
-    /// 0 = none; else how many calls there were before (32 bits), the device and 1 (24 bits), and
-    /// the length of the name (8 bits).
-    call: AtomicU64,
-    /// The call's own bound in milliseconds; 0 = it should not wait at all.
-    bound_ms: AtomicU64,
+    note: Note,
     /// The kernel's number of the thread.
     thread: AtomicU64,
+    /// Calls that were noted here before the thread took it, so that their numbers do not come again.
+    calls: AtomicU32,
 }
 
 static THREADS: [Slot; SLOTS] = [const {
     Slot {
         taken: AtomicBool::new(false),
-        name: AtomicPtr::new(std::ptr::null_mut()),
-        call: AtomicU64::new(0),
-        bound_ms: AtomicU64::new(0),
+        note: Note {
+            name: AtomicPtr::new(std::ptr::null_mut()),
+            bound_ms: AtomicU64::new(0),
+            call: AtomicU64::new(0),
+        },
         thread: AtomicU64::new(0),
+        calls: AtomicU32::new(0),
     }
 }; SLOTS];
 
@@ -76,7 +79,8 @@ struct Own {
 impl Drop for Own {
     fn drop(&mut self) {
         if let Place::Slot(slot) = self.place.replace(Place::Unwatched) {
-            slot.call.store(0, Ordering::Relaxed);
+            slot.note.clear();
+            slot.calls.store(self.count.get(), Ordering::Relaxed);
             slot.taken.store(false, Ordering::Release);
         }
     }
@@ -97,7 +101,7 @@ impl Drop for Watched {
     #[inline]
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            slot.call.store(0, Ordering::Relaxed);
+            slot.note.clear();
         }
     }
 }
@@ -119,11 +123,7 @@ pub(crate) fn enter_wait(call: &'static str, device: Option<DeviceId>, bound_ms:
         };
         let count = own.count.get().wrapping_add(1);
         own.count.set(count);
-        let device = device.map_or(0, |device| (u64::from(device.0) + 1) & 0xff_ffff);
-        let length = call.len().min(255) as u64;
-        slot.name.store(call.as_ptr().cast_mut(), Ordering::Relaxed);
-        slot.bound_ms.store(bound_ms, Ordering::Relaxed);
-        slot.call.store(u64::from(count) << 32 | device << 8 | length, Ordering::Relaxed);
+        slot.note.set(count, device.map(|device| device.0), call, bound_ms);
         Some(slot)
     });
     Watched { slot: slot.ok().flatten(), _thread: PhantomData }
@@ -139,6 +139,7 @@ fn claim(own: &Own) -> Option<&'static Slot> {
     let id = unsafe { libc::gettid() };
     if let Some(slot) = free {
         slot.thread.store(u64::from(id.unsigned_abs()), Ordering::Relaxed);
+        own.count.set(slot.calls.load(Ordering::Relaxed));
     }
     own.place.set(free.map_or(Place::Unwatched, Place::Slot));
     free
@@ -281,7 +282,7 @@ impl Watch {
         let mut overdue = 0;
         let mut new = Vec::new();
         for (slot, seen) in THREADS.iter().zip(&mut self.seen) {
-            let call = slot.call.load(Ordering::Relaxed);
+            let call = slot.note.call();
             if call == 0 || call != seen.0 {
                 *seen = (call, now, false);
                 continue;
@@ -290,7 +291,8 @@ impl Watch {
                 seen.1 = now;
             }
             let waited = now.duration_since(seen.1);
-            let bound = match slot.bound_ms.load(Ordering::Relaxed) {
+            let Some((name, bound_ms)) = slot.note.details(call) else { continue };
+            let bound = match bound_ms {
                 0 => self.bound,
                 own => Duration::from_millis(own).saturating_add(GRACE),
             };
@@ -300,8 +302,8 @@ impl Watch {
             overdue += 1;
             if !std::mem::replace(&mut seen.2, true) {
                 new.push(Overdue {
-                    call: name_of(slot, call),
-                    device: device_of(call),
+                    call: name,
+                    device: device_of(call).map(DeviceId),
                     thread: slot.thread.load(Ordering::Relaxed),
                     waited,
                 });
@@ -318,28 +320,6 @@ impl Drop for Watch {
     fn drop(&mut self) {
         LEFT_BEHIND.fetch_sub(self.overdue, Ordering::Relaxed);
     }
-}
-
-fn device_of(call: u64) -> Option<DeviceId> {
-    let device = u32::try_from(call >> 8 & 0xff_ffff).unwrap_or(0);
-    device.checked_sub(1).map(DeviceId)
-}
-
-/// The name of a call that has been in this slot for a while.
-fn name_of(slot: &Slot, call: u64) -> &'static str {
-    let name = slot.name.load(Ordering::Relaxed);
-    let length = usize::try_from(call & 0xff).unwrap_or(0);
-    if name.is_null() || slot.call.load(Ordering::Relaxed) != call {
-        return "a call";
-    }
-    // SAFETY:
-    // * Address and length are those of one `&'static str`: the thread stored the address before
-    //   the note, the note was there at an earlier look and is still there after the address was
-    //   read, and numbers of calls come back after 2^32 calls only.
-    // * Shortened to 255 bytes it may end inside a character, which the check below notices.
-    #[allow(clippy::disallowed_methods, reason = "the bytes of a string of static lifetime")]
-    let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(name, length) };
-    std::str::from_utf8(bytes).unwrap_or("a call")
 }
 
 #[cfg(test)]
@@ -418,6 +398,21 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    /// Threads that make the same call one after the other are not one call that hangs.
+    #[test]
+    fn calls_of_threads_that_follow_each_other_are_different() {
+        let note = || {
+            let call = enter("aclrtSetDevice", Some(DeviceId(4)));
+            let slot = call.slot.unwrap();
+            (std::ptr::from_ref(slot).addr(), slot.note.call())
+        };
+        let mut notes: Vec<_> =
+            (0..3 * SLOTS).map(|_| thread::spawn(note).join().unwrap()).collect();
+        notes.sort_unstable();
+        notes.dedup();
+        assert_eq!(notes.len(), 3 * SLOTS);
     }
 
     #[test]

@@ -14,6 +14,8 @@ use cluster_health_core::{Error, RankGroup};
 use rustix::process::{Pid, Signal, kill_process};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// What a busy machine may add to what takes no time; less than waiting for [`TIMEOUT`].
+const SLACK: Duration = Duration::from_secs(4);
 /// What a child is to do, and where a leader writes down its children.
 const MODE: &str = "RANK_TEST_MODE";
 const NOTE: &str = "RANK_TEST_NOTE";
@@ -188,7 +190,7 @@ fn children_answer_and_have_only_their_own_sockets() {
     // Parent first: the children end by themselves, long before they would be killed.
     let start = Instant::now();
     drop(group);
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < SLACK);
 }
 
 #[test]
@@ -214,7 +216,7 @@ fn a_killed_child_is_reported_at_once() {
     signal(&pid, Signal::KILL);
     let start = Instant::now();
     let error = group.receive(1).unwrap_err();
-    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
     assert_eq!((error.kind(), error.rank()), ("rank", Some(1)));
     assert!(error.to_string().contains("killed by signal 9 (SIGKILL"), "{error}");
     let error = group.check_alive(1).unwrap_err();
@@ -229,7 +231,7 @@ fn a_killed_child_is_reported_at_once() {
         signal(&pid, Signal::KILL);
     });
     let error = group.receive(2).unwrap_err();
-    assert!((100..600).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
     assert!(error.to_string().contains("rank 2 closed its connection"), "{error}");
     assert!(error.to_string().contains("killed by signal 9"), "{error}");
     killer.join().unwrap();
@@ -256,12 +258,12 @@ fn a_stopped_child_is_a_timeout_and_does_not_outlive_the_group() {
     group.set_timeout(Duration::from_millis(300));
     let start = Instant::now();
     let error = group.receive(1).unwrap_err();
-    assert!((300..1300).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert!(start.elapsed() >= group.timeout() && start.elapsed() < SLACK, "{:?}", start.elapsed());
     assert_eq!((error.kind(), error.rank()), ("timeout", Some(1)));
     assert!(error.to_string().contains(&format!("its process {pid} is stopped")), "{error}");
     let start = Instant::now();
     drop(group);
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
     assert!(is_dead(&pid));
 }
 
@@ -306,11 +308,11 @@ fn commands_that_are_no_rank() {
     let error = RankGroup::lead(Command::new("/no/such/program"), 2, TIMEOUT).unwrap_err();
     assert_eq!((error.kind(), error.code()), ("system", Some(2)));
     assert!(error.to_string().contains("/no/such/program as rank 1"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(start.elapsed() < SLACK);
     let start = Instant::now();
     let error = RankGroup::lead(child("silent"), 2, Duration::from_millis(300)).unwrap_err();
     assert_eq!((error.kind(), error.rank()), ("timeout", Some(1)), "{error}");
-    assert!(start.elapsed() < Duration::from_millis(1300), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
 }
 
 #[test]

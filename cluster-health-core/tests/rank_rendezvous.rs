@@ -18,6 +18,8 @@ use tempfile::TempDir;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const SHORT: Duration = Duration::from_millis(300);
+/// What a busy machine may add to what takes no time; less than waiting for [`TIMEOUT`].
+const SLACK: Duration = Duration::from_secs(4);
 
 /// One of `size` ranks on this host that meet below `folder`.
 fn local(folder: &Path, rank: u32, size: u32) -> RankEnvironment {
@@ -139,13 +141,13 @@ fn a_late_rank_is_a_timeout_that_names_it() {
     thread::sleep(SHORT * 2);
     let one = join(local(base.path(), 1, 2), SHORT);
     let error = zero.join().unwrap().unwrap_err();
-    assert!(start.elapsed() < SHORT * 2 + Duration::from_secs(1));
+    assert!(start.elapsed() < SHORT * 2 + SLACK);
     assert_eq!((error.kind(), error.rank()), ("timeout", Some(1)), "{error}");
     assert!(error.to_string().contains("rank 1 of 2 was not there within 300 ms"), "{error}");
     // Rank 0 is gone by then.
     let start = Instant::now();
     let error = one.join().unwrap().unwrap_err();
-    assert!(start.elapsed() < SHORT + Duration::from_secs(1));
+    assert!(start.elapsed() < SHORT + SLACK);
     assert_eq!((error.kind(), error.rank()), ("timeout", Some(0)), "{error}");
     assert!(is_empty(base.path()));
     // Late, but within the bound.
@@ -258,7 +260,7 @@ fn folders_that_others_can_change_are_refused() {
     let refused = || {
         let start = Instant::now();
         let error = RankGroup::join(&local(base.path(), 0, 2), TIMEOUT).unwrap_err();
-        assert!(start.elapsed() < SHORT, "{error}");
+        assert!(start.elapsed() < SLACK, "{error}");
         error
     };
     fs::create_dir(&mine).unwrap();
@@ -356,7 +358,7 @@ fn a_wrong_token_is_refused_and_the_right_one_still_gets_in() {
     let zero = join(remote(&place, "secret", 0, 2), TIMEOUT);
     let start = Instant::now();
     let error = RankGroup::join(&remote(&place, "guess", 1, 2), TIMEOUT).unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < SLACK);
     assert_eq!((error.kind(), error.rank()), ("rank", Some(0)));
     assert!(error.to_string().contains("CLUSTER_HEALTH_TOKEN"), "{error}");
     let mut browser = TcpStream::connect(&place).unwrap();
@@ -390,7 +392,7 @@ fn a_port_that_is_taken_is_named() {
     let place = taken.local_addr().unwrap().to_string();
     let start = Instant::now();
     let error = RankGroup::join(&remote(&place, "secret", 0, 2), TIMEOUT).unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < SLACK);
     assert_eq!((error.kind(), error.call()), ("system", Some("bind")));
     assert!(error.to_string().contains(&place), "{error}");
     assert!(error.advice().unwrap().contains("CLUSTER_HEALTH_PORT"), "{error}");
@@ -407,7 +409,7 @@ fn a_missing_rank_is_named_through_tcp_too() {
     let two = join(remote(&place, "secret", 2, 3), SHORT);
     let error = zero.join().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.rank()), ("timeout", Some(1)), "{error}");
-    assert!(start.elapsed() < SHORT + Duration::from_secs(1));
+    assert!(start.elapsed() < SHORT + SLACK);
     // It was welcome, and sees that rank 0 has given up.
     let two = two.join().unwrap().unwrap();
     assert_eq!(two.receive(0).unwrap_err().rank(), Some(0));

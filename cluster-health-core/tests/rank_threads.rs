@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use cluster_health_core::{Error, RankGroup};
 
+/// What a busy machine may add to what takes no time; less than the usual timeout of a group.
+const SLACK: Duration = Duration::from_secs(5);
+
 /// Runs `body` on one thread per rank and returns what the ranks returned, in order.
 fn on_threads<T: Send>(size: u32, body: impl Fn(&mut RankGroup) -> T + Sync) -> Vec<T> {
     let groups = RankGroup::threads(size).expect("enough descriptors");
@@ -116,13 +119,13 @@ fn silence_is_a_timeout_that_names_the_rank() {
             let waited = start.elapsed();
             assert_eq!((error.kind(), error.rank()), ("timeout", Some(2)), "{error}");
             assert!(error.to_string().contains("rank 2"), "{error}");
-            assert!((200..1200).contains(&waited.as_millis()), "{waited:?}");
+            assert!(waited >= group.timeout() && waited < SLACK, "{waited:?}");
             group.check_alive(2).unwrap();
             // A message nobody takes: the bound holds for sending, too.
             let start = Instant::now();
             let error = group.send(2, &vec![0; 16 << 20]).unwrap_err();
             assert_eq!((error.kind(), error.rank()), ("timeout", Some(2)), "{error}");
-            assert!(start.elapsed() < Duration::from_millis(1200));
+            assert!(start.elapsed() < SLACK);
             // What was left half sent must not be continued by another message.
             assert_eq!(group.send(2, b"x").unwrap_err().kind(), "rank");
             group.send(1, b"fine").unwrap();
@@ -152,7 +155,7 @@ fn a_rank_that_left_is_seen_at_once_and_its_last_words_are_kept() {
         let error = zero.receive(1).unwrap_err();
         assert!(error.to_string().contains("rank 1 closed its connection"), "{error}");
         assert_eq!(zero.send(1, b"x").unwrap_err().rank(), Some(1));
-        assert!(start.elapsed() < Duration::from_millis(100));
+        assert!(start.elapsed() < SLACK);
     });
 }
 
@@ -197,6 +200,6 @@ fn all_ranks_learn_which_one_did_not_compare() {
     for (result, waited) in &results[..2] {
         let error = result.as_ref().unwrap_err();
         assert_eq!((error.kind(), error.rank()), ("timeout", Some(2)), "{error}");
-        assert!(*waited < Duration::from_millis(1300), "{waited:?}");
+        assert!(*waited < SLACK, "{waited:?}");
     }
 }

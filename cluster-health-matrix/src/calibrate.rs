@@ -5,6 +5,7 @@
 //! | `h2d_gbps_by_core_device` | matrices CPU × device, decimal GB/s |
 //! | `d2d_alg_gbps_by_core_pair` | matrices rank-0 CPU × rank-1 CPU, algorithm bandwidth n·S/t, decimal GB/s |
 //! | `affinity_bindable_cpus` | ids; null = unknown |
+//! | `run` | where and how they were measured, so that a later run knows what it may compare |
 //! | `load_profile_delta` | rate under load ÷ idle rate by class of cells; null = one load |
 //! | `h2d_alpha_beta`, `pair_alpha_beta` | t = α + S/β by (NUMA node, device), by kind of pair |
 //!
@@ -14,20 +15,20 @@
 //! has the submission in it, and β from the events.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use cluster_health_core::ByteSize;
-use ndarray::{Array2, Axis as Dimension};
+use ndarray::{Array2, Array3, ArrayView2, Axis as Dimension};
 use serde::ser::SerializeSeq as _;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::blocks::Blocks;
 use crate::classes::{ClassId, PAIR_CLASSES, PairClasses, of_axes};
 use crate::compare::{Logs, Ratio};
 use crate::matrix::Matrix;
 use crate::report::Report;
-use crate::run::{AffinityFile, SCHEMA_VERSION, Tool};
+use crate::run::{AffinityFile, Manifest, RunStatus, SCHEMA_VERSION, Tool};
 use crate::samples::Sweep;
 use crate::stats::median;
 use crate::student::{Contrast, mean_and_spread, to_f64};
@@ -48,6 +49,8 @@ pub struct Calibration {
     pub tool: Tool,
     /// What the numbers mean.
     pub conventions: Conventions,
+    /// What was measured, and how it ended.
+    pub run: Origin,
     /// Host to device copies.
     pub h2d_gbps_by_core_device: Vec<Rates>,
     /// All-gathers of two ranks.
@@ -60,6 +63,52 @@ pub struct Calibration {
     pub h2d_alpha_beta: Vec<CopyCost>,
     /// Fixed cost and rate of all-gathers of two ranks, per kind of pair; S is bytes per rank.
     pub pair_alpha_beta: Vec<PairCost>,
+}
+
+/// The run that the numbers come from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Origin {
+    /// `host`, `ascend`, `synthetic`; empty for an import.
+    pub backend: String,
+    /// Host name; `None` for a synthetic machine and imports.
+    pub host: Option<String>,
+    /// Processor model.
+    pub cpu_model: Option<String>,
+    /// Present CPUs; `None` without a census.
+    pub cpus: Option<usize>,
+    /// NUMA nodes of the CPUs; `None` without a census.
+    pub numa_nodes: Option<usize>,
+    /// Device names by physical id, unavailable ones included.
+    pub devices: BTreeMap<u32, String>,
+    /// True when every point of its plan was visited.
+    pub complete: bool,
+    /// How it was judged.
+    pub verdict: Option<String>,
+    /// UTC, RFC 3339.
+    pub start: Option<String>,
+}
+
+impl Origin {
+    /// What a run's manifest and census say.
+    #[must_use]
+    pub fn of(manifest: &Manifest, affinity: Option<&AffinityFile>) -> Self {
+        let devices = &manifest.devices;
+        Self {
+            backend: manifest.environment.backend.clone(),
+            host: manifest.environment.hostname.clone(),
+            cpu_model: manifest.environment.cpu_model.clone(),
+            cpus: affinity.map(|file| file.cpus.len()),
+            numa_nodes: affinity.map(|file| {
+                let nodes: BTreeSet<u32> = file.nodes().into_values().collect();
+                nodes.len()
+            }),
+            devices: devices.iter().map(|device| (device.id, device.name.clone())).collect(),
+            complete: manifest.status == RunStatus::Complete,
+            verdict: manifest.verdict.clone(),
+            start: manifest.segments.first().map(|segment| segment.start.clone()),
+        }
+    }
 }
 
 /// Units and conventions, in words.
@@ -106,6 +155,13 @@ pub struct Rates {
     pub memory: &'static str,
     /// Bytes per copy; per rank in collectives.
     pub bytes: ByteSize,
+    /// What timed them: `host`, or `event` of the devices.
+    pub clock: &'static str,
+    /// Blocks that visited half of the measured cells or more.
+    pub blocks: usize,
+    /// Standard deviation between those blocks of their mean rate over the cells, as a share of it; NaN (null)
+    /// with fewer than two.
+    pub block_sd: f64,
     /// What rows and columns are.
     pub axes: [&'static str; 2],
     /// Ids of the rows.
@@ -254,10 +310,11 @@ impl Calibration {
         // A cost model wants the link that nothing else uses.
         let is_shared = plan.is_concurrent();
         let is_meant = move |sweep: Sweep| sweep.is_pair() || (sweep == Sweep::H2d && !is_shared);
-        let of_sweep = |sweep: Sweep, factor: f64| {
-            let is_wanted = move |matrix: &&Matrix| matrix.sweep == sweep && is_meant(sweep);
-            let matrices = report.matrices.iter().filter(is_wanted);
-            matrices.flat_map(move |matrix| rates(matrix, factor)).collect::<Vec<_>>()
+        let of_sweep = |sweep: Sweep, factor: f64| -> Vec<Rates> {
+            let is_wanted = move |matrix: &Matrix| matrix.sweep == sweep && is_meant(sweep);
+            let matrices = report.matrices.iter().zip(&report.blocks);
+            let wanted = matrices.filter(|(matrix, _)| is_wanted(matrix));
+            wanted.flat_map(move |(matrix, blocks)| rates(matrix, blocks, factor)).collect()
         };
         let mut copies = Vec::new();
         let mut pairs = Vec::new();
@@ -272,6 +329,7 @@ impl Calibration {
             schema_version: SCHEMA_VERSION,
             tool: report.manifest.tool.clone(),
             conventions: CONVENTIONS,
+            run: Origin::of(&report.manifest, report.affinity.as_ref()),
             h2d_gbps_by_core_device: of_sweep(Sweep::H2d, 1.0),
             d2d_alg_gbps_by_core_pair: PairRates {
                 convention: ALGORITHM_BANDWIDTH,
@@ -302,16 +360,49 @@ fn bindable(affinity: &AffinityFile) -> Option<Vec<u32>> {
     })
 }
 
-fn rates(matrix: &Matrix, factor: f64) -> impl Iterator<Item = Rates> {
-    matrix.slices().map(move |slice| Rates {
-        load: slice.load.to_owned(),
-        memory: slice.memory.as_str(),
-        bytes: slice.bytes,
-        axes: [slice.rows.name, slice.columns.name],
-        rows: slice.rows.ids.clone(),
-        columns: slice.columns.ids.clone(),
-        gbps: slice.gbps.mapv(|rate| rate * factor),
+fn rates(matrix: &Matrix, blocks: &Blocks, factor: f64) -> impl Iterator<Item = Rates> {
+    matrix.slices().enumerate().map(move |(size, slice)| {
+        let means = block_means(&slice.gbps, blocks, size);
+        let (_, spread) = mean_and_spread(&means);
+        Rates {
+            load: slice.load.to_owned(),
+            memory: slice.memory.as_str(),
+            bytes: slice.bytes,
+            clock: clock_of(blocks),
+            blocks: means.len(),
+            block_sd: spread.variance.sqrt(),
+            axes: [slice.rows.name, slice.columns.name],
+            rows: slice.rows.ids.clone(),
+            columns: slice.columns.ids.clone(),
+            gbps: slice.gbps.mapv(|rate| rate * factor),
+        }
     })
+}
+
+/// The word for what timed a matrix.
+pub(crate) fn clock_of(blocks: &Blocks) -> &'static str {
+    if blocks.host_gbps.is_empty() { "host" } else { "event" }
+}
+
+/// By block, the mean logarithm of the rates against `reference` (rows × columns, NaN = none); only blocks
+/// that visited half of its cells or more, because a mean over few other cells is another quantity.
+pub(crate) fn block_means(
+    reference: &ArrayView2<'_, f64>,
+    blocks: &Blocks,
+    size: usize,
+) -> Vec<f64> {
+    let cells = reference.iter().filter(|rate| rate.is_finite()).count();
+    let mean = |block: &Array3<f64>| {
+        let logs: Vec<f64> = block
+            .index_axis(Dimension(0), size)
+            .iter()
+            .zip(reference)
+            .map(|(rate, reference)| (rate / reference).ln())
+            .filter(|log| log.is_finite())
+            .collect();
+        (2 * logs.len() >= cells.max(1)).then(|| logs.iter().sum::<f64>() / to_f64(logs.len()))
+    };
+    blocks.gbps.iter().filter_map(mean).collect()
 }
 
 /// Times of every class by size and block.
@@ -606,7 +697,7 @@ mod tests {
     use cluster_health_core::{CpuId, DeviceId};
 
     use super::*;
-    use crate::run::{MANIFEST, Manifest, PlanRecord, SAMPLES, write_json};
+    use crate::run::{MANIFEST, PlanRecord, SAMPLES, write_json};
     use crate::samples::Sample;
 
     fn close(a: f64, b: f64, relative: f64) -> bool {

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | planning | [`plan`], [`schedule`] |
 //! | measuring | [`sweep`], [`samples`], [`estimate`], [`validate`], [`sizes`], [`policies`], [`visit`] |
-//! | judging | [`analysis`], [`compare`] |
+//! | judging | [`analysis`], [`compare`], [`preflight`] |
 //! | telling | [`calibrate`], [`placement`], [`blocks`] |
 //! | keeping | [`session`], [`run`], [`environment`] |
 //! | showing | [`matrix`], [`report`], [`output`] |
@@ -38,6 +38,7 @@ pub mod compare;
 pub mod environment;
 pub mod error;
 pub mod estimate;
+mod files;
 mod line;
 pub mod matrix;
 pub mod observer;
@@ -46,6 +47,7 @@ pub mod output;
 pub mod placement;
 pub mod plan;
 pub mod policies;
+pub mod preflight;
 pub mod report;
 pub mod run;
 pub mod samples;

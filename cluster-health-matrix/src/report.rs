@@ -84,6 +84,10 @@ pub struct Report {
 /// Most cells that a folder may claim to have.
 const MOST_CELLS: usize = 1 << 27;
 
+/// Most numbers that the estimates of a folder may take: every line of a log could claim the memory
+/// of a whole matrix for a block or load of its own. Times by the host clock may take as many again.
+const MOST_NUMBERS: usize = 1 << 27;
+
 /// Estimates by sweep, load and kind of memory.
 type Groups = BTreeMap<(Sweep, String, Memory), Estimates>;
 
@@ -103,19 +107,46 @@ impl Report {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn read_expecting(dir: &Path, expect: Option<Bandwidth>) -> Result<Self> {
-        let mut manifest = Manifest::read(dir)?;
+        let manifest = Manifest::read(dir)?;
         let path = dir.join(AFFINITY);
         let affinity: Option<AffinityFile> =
             if path.exists() { Some(read_json(&path)?) } else { None };
+        let place = dir.join(crate::run::MANIFEST).display().to_string();
+        Self::gather(manifest, affinity, &place, expect, |take| {
+            SampleReader::open(dir)?
+                .for_each_line(&mut |line| take(line.as_ref().map_err(|bad| bad.reason.as_str())))
+        })
+    }
+
+    /// A run that was kept in memory, as if its folder were read.
+    pub(crate) fn of_samples(
+        manifest: Manifest,
+        affinity: Option<AffinityFile>,
+        samples: &[Sample],
+    ) -> Result<Self> {
+        Self::gather(manifest, affinity, "the plan", None, |take| {
+            samples.iter().for_each(|sample| take(Ok(sample)));
+            Ok(())
+        })
+    }
+
+    /// Judges the samples that `feed` gives, each or why it is none.
+    fn gather(
+        mut manifest: Manifest,
+        affinity: Option<AffinityFile>,
+        place: &str,
+        expect: Option<Bandwidth>,
+        feed: impl FnOnce(&mut dyn FnMut(Result<&Sample, &str>)) -> Result<()>,
+    ) -> Result<Self> {
         let nodes = affinity.as_ref().map(AffinityFile::nodes).unwrap_or_default();
         let cores = affinity.as_ref().map(AffinityFile::cores).unwrap_or_default();
-        let mut gathering = Gathering::new(&manifest, nodes, cores, dir)?;
+        let mut gathering = Gathering::new(&manifest, nodes, cores, place)?;
         let mut number = 0_u64;
-        SampleReader::open(dir)?.for_each_line(&mut |line| {
+        feed(&mut |line| {
             number += 1;
             let found = match line {
-                Ok(sample) => gathering.add(&sample),
-                Err(bad) => Err(bad.reason),
+                Ok(sample) => gathering.add(sample),
+                Err(reason) => Err(reason.to_owned()),
             };
             if let Err(reason) = found {
                 gathering.bad_lines.push(format!("line {number}: {reason}"));
@@ -316,6 +347,13 @@ impl Planned {
     }
 }
 
+/// Where a sample goes.
+struct Place {
+    key: (Sweep, String, Memory),
+    is_probe: bool,
+    unstarted: bool,
+}
+
 /// What one pass over the log gathers.
 struct Gathering {
     seen: Seen,
@@ -330,6 +368,8 @@ struct Gathering {
     unstarted: Groups,
     /// Of the sweeps whose rows are CPUs and columns devices, and of the pairs.
     axes: [Option<Axes>; 2],
+    /// How many more numbers the estimates may take.
+    room: usize,
     nodes: BTreeMap<u32, u32>,
     points: PointCounts,
     reasons: BTreeMap<String, u64>,
@@ -343,7 +383,7 @@ impl Gathering {
         manifest: &Manifest,
         nodes: BTreeMap<u32, u32>,
         cores: BTreeMap<u32, u32>,
-        dir: &Path,
+        place: &str,
     ) -> Result<Self> {
         let device_nodes: BTreeMap<u32, u32> = manifest
             .devices
@@ -376,7 +416,7 @@ impl Gathering {
         }
         if axes.iter().all(Option::is_none) {
             return Err(crate::Error::format(
-                dir.join(crate::run::MANIFEST).display().to_string(),
+                place,
                 "the plan names no sweep; what validate, sizes and policies measured is in report.md",
             ));
         }
@@ -386,7 +426,7 @@ impl Gathering {
         });
         if cells > MOST_CELLS {
             return Err(crate::Error::format(
-                dir.join(crate::run::MANIFEST).display().to_string(),
+                place,
                 format!("a plan of {cells} cells is beyond {MOST_CELLS}"),
             ));
         }
@@ -400,6 +440,7 @@ impl Gathering {
             pages: BTreeMap::new(),
             unstarted: Groups::new(),
             axes,
+            room: MOST_NUMBERS,
             nodes,
             points: PointCounts::default(),
             reasons: BTreeMap::new(),
@@ -432,36 +473,14 @@ impl Gathering {
         outside.map(|(axis, id)| format!("{} {id} is not of this run", axis.name))
     }
 
+    /// Where a sample goes, if into an estimate; takes the room for it.
+    ///
     /// # Errors
-    /// Why the sample is not counted.
-    fn add(&mut self, sample: &Sample) -> Result<(), String> {
-        if let Some(reason) = self.why_foreign(sample) {
-            return Err(reason);
-        }
-        if !self.seen.is_new(sample.seq) {
-            return Err(format!("point {} was there before", sample.seq));
-        }
-        self.points.add(sample.status);
-        self.evidence.add(sample, self.axes[usize::from(sample.sweep.is_pair())].as_ref());
-        if let Some(reason) = &sample.reason
-            && (self.reasons.len() < 1000 || self.reasons.contains_key(reason))
-        {
-            *self.reasons.entry(reason.clone()).or_insert(0) += 1;
-        }
-        self.unsettled += u64::from(!sample.settled);
-        let home = sample.cpu.and_then(|cpu| self.nodes.get(&cpu.0));
-        if let (Some(home), Some(pages)) = (home, &sample.page_nodes) {
-            let total: u32 = pages.values().sum();
-            let at_home = pages.get(home).copied().unwrap_or(0);
-            self.misplaced += u64::from(at_home < total);
-            let seen = self.pages.entry(*home).or_default();
-            for (node, count) in pages {
-                *seen.entry(*node).or_insert(0) += u64::from(*count);
-            }
-        }
+    /// When there is no room any more.
+    fn place_in_estimates(&mut self, sample: &Sample) -> Result<Option<Place>, String> {
         let is_probe = sample.phase == Phase::Probe && sample.status == PointStatus::Measured;
         if sample.sentinel || !(is_probe || sample.is_matrix_point()) {
-            return Ok(());
+            return Ok(None);
         }
         let memory = match sample.pinned {
             _ if sample.sweep.is_pair() => Memory::Device,
@@ -472,6 +491,53 @@ impl Gathering {
         // A point that was never started used no memory: it belongs to those that were.
         let unstarted = memory == Memory::Unknown && sample.status != PointStatus::Measured;
         let key = (sample.sweep, sample.load.clone(), memory);
+        let groups = if unstarted { &self.unstarted } else { &self.groups };
+        let axes = &self.axes[usize::from(sample.sweep.is_pair())];
+        if let Some((sizes, rows, columns)) = axes.as_ref().filter(|_| !is_probe) {
+            let cells = sizes.len() * rows.len() * columns.len();
+            let blocks = match groups.get(&key) {
+                Some(group) => usize::from(!group.has_block(sample.block)),
+                // Its status, and what the matrix takes at the end.
+                None => 3,
+            };
+            self.room = self.room.checked_sub(blocks * cells).ok_or_else(|| {
+                format!(
+                    "block {} of load {} does not fit: at most {MOST_NUMBERS} numbers are held",
+                    sample.block, sample.load
+                )
+            })?;
+        }
+        Ok(Some(Place { key, is_probe, unstarted }))
+    }
+
+    /// # Errors
+    /// Why the sample is not counted.
+    fn add(&mut self, sample: &Sample) -> Result<(), String> {
+        if let Some(reason) = self.why_foreign(sample) {
+            return Err(reason);
+        }
+        if !self.seen.is_new(sample.seq) {
+            return Err(format!("point {} was there before", sample.seq));
+        }
+        let place = self.place_in_estimates(sample)?;
+        self.points.add(sample.status);
+        self.evidence.add(sample, self.axes[usize::from(sample.sweep.is_pair())].as_ref());
+        if let Some(reason) = &sample.reason
+            && (self.reasons.len() < 1000 || self.reasons.contains_key(reason))
+        {
+            *self.reasons.entry(reason.clone()).or_insert(0) += 1;
+        }
+        self.unsettled += u64::from(!sample.settled);
+        let home = sample.cpu.and_then(|cpu| self.nodes.get(&cpu.0));
+        if let (Some(home), Some(pages)) = (home, &sample.page_nodes) {
+            let elsewhere = pages.iter().any(|(node, count)| node != home && *count > 0);
+            self.misplaced += u64::from(elsewhere);
+            let seen = self.pages.entry(*home).or_default();
+            for (node, count) in pages {
+                *seen.entry(*node).or_insert(0) += u64::from(*count);
+            }
+        }
+        let Some(Place { key, is_probe, unstarted }) = place else { return Ok(()) };
         if is_probe {
             self.probes.entry(key).or_default().extend(ProbeTime::of(sample));
             return Ok(());
@@ -792,6 +858,33 @@ mod tests {
         assert_eq!((points.measured, points.implausible), (11, 1));
         assert_eq!(report.manifest.summary[0].count, 4, "the other blocks measured the cell");
         assert_eq!(report.reasons.len(), 1);
+    }
+
+    #[test]
+    fn blocks_and_loads_of_a_log_cannot_claim_all_memory() {
+        let dir = folder(&[]);
+        let manifest = Manifest::read(dir.path()).unwrap();
+        let mut gathering =
+            Gathering::new(&manifest, BTreeMap::new(), BTreeMap::new(), "test").unwrap();
+        // 4 cells: 12 numbers for a matrix and its first block, 4 for each further one.
+        gathering.room = 12 + 4 + 12;
+        let mut seq = 0;
+        let mut add = |load: &str, block| {
+            let mut sample = Sample::new(seq, Sweep::H2d, ByteSize(1000));
+            (sample.cpu, sample.device) = (Some(CpuId(4)), Some(DeviceId(0)));
+            (sample.load, sample.block, sample.iter_ns) = (load.to_owned(), block, vec![10]);
+            sample.host_iter_ns = Some(vec![11]);
+            seq += 1;
+            gathering.add(&sample)
+        };
+        for (load, block) in [("idle", 7), ("idle", 7), ("idle", u32::MAX), ("cpu:1", 0)] {
+            assert_eq!(add(load, block), Ok(()), "{load} {block}");
+        }
+        let error = add("idle", 8).unwrap_err();
+        assert_eq!(error, "block 8 of load idle does not fit: at most 134217728 numbers are held");
+        assert!(add("cpu:1", 1).is_err() && add("cpu:2", 0).is_err());
+        assert_eq!(add("cpu:1", 0), Ok(()));
+        assert_eq!(gathering.points.measured, 5);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use crate::environment::{ActivityRecord, Environment};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::plan::{CorePairPlan, H2dPlan, Order, PROBE_SIZE};
 use crate::policies::{POLICIES_CSV, POLICIES_JSON, POLICIES_PNG, POLICIES_XLSX, PoliciesPlan};
 use crate::samples::{PointStatus, Sample, Sweep};
@@ -444,14 +445,24 @@ pub fn unix_seconds(text: &str) -> Option<i64> {
     time::OffsetDateTime::parse(text, &format).ok().map(time::OffsetDateTime::unix_timestamp)
 }
 
-/// Reads a JSON file of at most 1 GiB.
+/// The largest JSON file that is read.
+const LARGEST_JSON: u64 = 256 << 20;
+
+/// Reads a JSON file of at most 256 MiB.
 ///
 /// # Errors
-/// When it cannot be read or is not what is expected; the error names file, line and column.
+/// When it cannot be read, is a symbolic link or is not what is expected; the error names file, line and column.
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
-    let file = File::open(path).map_err(|error| Error::io("reading", path, error))?;
+    let file = files::open(path).map_err(|error| Error::io("reading", path, error))?;
     let mut text = Vec::new();
-    file.take(1 << 30).read_to_end(&mut text).map_err(|error| Error::io("reading", path, error))?;
+    let length = file
+        .take(LARGEST_JSON + 1)
+        .read_to_end(&mut text)
+        .map_err(|error| Error::io("reading", path, error))?;
+    if length as u64 > LARGEST_JSON {
+        let message = format!("more than {} MiB, which is not read", LARGEST_JSON >> 20);
+        return Err(Error::format(path.display().to_string(), message));
+    }
     serde_json::from_slice(&text)
         .map_err(|error| Error::format(path.display().to_string(), error.to_string()))
 }
@@ -467,7 +478,7 @@ pub fn write_by_rename(
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     let temporary = path.with_file_name(name);
-    let result = File::create(&temporary).and_then(|file| {
+    let result = files::create(&temporary).and_then(|file| {
         let mut out = io::BufWriter::new(file);
         write(&mut out)?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_data()?;
@@ -560,10 +571,13 @@ pub fn timings_of_log(dir: &Path, first_seq: u64) -> Result<Timings> {
         }
         let iterations = sample.host_times().iter().sum::<u64>();
         let warmup = sample.warmup_ns.iter().sum::<u64>();
-        timings.iterations_ns += iterations;
-        timings.warmup_ns += warmup;
-        timings.touch_ns += sample.touch_ns;
-        timings.bind_ns += sample.bind_ns;
+        timings += Timings {
+            iterations_ns: iterations,
+            warmup_ns: warmup,
+            touch_ns: sample.touch_ns,
+            bind_ns: sample.bind_ns,
+            ..Timings::default()
+        };
         let begin = sample.t_ns.unwrap_or(0);
         let end = begin + iterations + warmup + sample.touch_ns + sample.bind_ns;
         timings.wall_ns = end.saturating_sub(*first.get_or_insert(begin));
@@ -618,11 +632,16 @@ fn parse(line: &[u8], number: u64) -> Result<Sample, BadLine> {
     if line.last() != Some(&b'\n') {
         return Err(bad("the line has no end".to_owned(), true));
     }
-    if let Some(sample) = crate::line::parse(line) {
-        return Ok(sample);
+    let sample = match crate::line::parse(line) {
+        Some(sample) => sample,
+        None => serde_json::from_slice::<Sample>(line.trim_ascii_end())
+            .map_err(|error| bad(error.to_string(), false))?,
+    };
+    if sample.has_possible_times() {
+        Ok(sample)
+    } else {
+        Err(bad("its times are longer than 146 years".to_owned(), false))
     }
-    let text = line.trim_ascii_end();
-    serde_json::from_slice(text).map_err(|error| bad(error.to_string(), false))
 }
 
 impl SampleReader {
@@ -632,7 +651,7 @@ impl SampleReader {
     /// When it cannot be opened.
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join(SAMPLES);
-        let file = File::open(&path).map_err(|error| Error::io("reading", &path, error))?;
+        let file = files::open(&path).map_err(|error| Error::io("reading", &path, error))?;
         let input = BufReader::with_capacity(1 << 18, file);
         Ok(Self { input, path, line: Vec::new(), number: 0, end: 0 })
     }
@@ -804,7 +823,7 @@ impl FolderLock {
     /// When it holds no log or is in use.
     pub fn take(dir: &Path) -> Result<Self> {
         let path = dir.join(SAMPLES);
-        let log = File::open(&path).map_err(|error| Error::io("opening", &path, error))?;
+        let log = files::open(&path).map_err(|error| Error::io("opening", &path, error))?;
         lock(&log, dir)?;
         Ok(Self { _log: log })
     }
@@ -893,12 +912,9 @@ impl RunFolder {
 
     fn locked(dir: &Path) -> Result<Self> {
         let path = dir.join(SAMPLES);
-        let log = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let log = files::open_with(&mut options, &path)
             .map_err(|error| Error::io("--out: opening", &path, error))?;
         lock(&log, dir)?;
         Ok(Self {
@@ -983,7 +999,7 @@ impl RunFolder {
                 .and_then(|pause| u64::try_from(pause.as_nanos()).ok())
                 .unwrap_or(0)
         };
-        Ok(last.t_ns.unwrap_or(0) + spent + pause)
+        Ok((last.t_ns.unwrap_or(0) + spent).saturating_add(pause))
     }
 
     /// Appends one line with one write.
@@ -1137,6 +1153,36 @@ mod tests {
         assert_eq!(lines.len(), 3);
         let error = lines[1].as_ref().unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("seq"), "{error}");
+    }
+
+    #[test]
+    fn times_that_no_clock_shows_are_bad_lines_and_sums_end_at_the_largest() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut folder = fresh(dir.path());
+        let longest = |seq, more| {
+            let mut sample = sample(seq);
+            (sample.iter_ns, sample.t_ns) = (vec![1 << 60, 1 << 60], Some((1 << 61) - 1 + more));
+            sample
+        };
+        for seq in 0..9 {
+            folder.append(&longest(seq, u64::from(seq == 8))).unwrap();
+        }
+        let mut reader = SampleReader::open(dir.path()).unwrap();
+        for seq in 0..8 {
+            assert_eq!(reader.next_line().unwrap().unwrap(), Ok(longest(seq, 0)));
+        }
+        let bad = reader.next_line().unwrap().unwrap().unwrap_err();
+        assert_eq!((bad.line, bad.torn), (9, false));
+        assert_eq!(bad.reason, "its times are longer than 146 years");
+        assert_eq!(timings_of_log(dir.path(), 0).unwrap_err().kind(), "format");
+
+        let path = dir.path().join(SAMPLES);
+        let text = fs::read_to_string(&path).unwrap();
+        let good: String = text.split_inclusive('\n').take(8).collect();
+        fs::write(&path, good).unwrap();
+        // 8 × 2⁶¹ is one more than a number of 64 bits holds.
+        let timings = timings_of_log(dir.path(), 0).unwrap();
+        assert_eq!((timings.iterations_ns, timings.wall_ns), (u64::MAX, 1 << 61));
     }
 
     #[test]

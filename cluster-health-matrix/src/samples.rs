@@ -248,6 +248,16 @@ impl Sample {
         self.host_iter_ns.as_deref().unwrap_or(&self.iter_ns)
     }
 
+    /// Whether all its times together stay below 2⁶² ns (146 years), so that no sum over one point
+    /// overflows; no clock of a machine counts further.
+    pub(crate) fn has_possible_times(&self) -> bool {
+        let ranks = self.rank_ns.iter().flatten();
+        let lists = [&self.iter_ns, &self.warmup_ns].into_iter().chain(&self.host_iter_ns);
+        let single = [self.t_ns, Some(self.touch_ns), Some(self.bind_ns), self.skew_ns];
+        let times = lists.chain(ranks).flatten().chain(single.iter().flatten());
+        times.fold(0_u64, |sum, &time| sum.saturating_add(time)) < 1 << 62
+    }
+
     /// True when the point's times enter matrices and summaries.
     #[must_use]
     pub fn counts(&self) -> bool {

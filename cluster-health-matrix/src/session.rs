@@ -319,8 +319,8 @@ pub fn record(
         segment.end = Some(utc_now());
         segment.host_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         segment.wall_ns = timings.wall_ns;
-        manifest.host_ns += segment.host_ns;
-        manifest.wall_ns += segment.wall_ns;
+        manifest.host_ns = manifest.host_ns.saturating_add(segment.host_ns);
+        manifest.wall_ns = manifest.wall_ns.saturating_add(segment.wall_ns);
         manifest.timings += timings;
     }
     let complete = result.as_ref().is_ok_and(|complete| *complete);
@@ -438,7 +438,7 @@ fn account_for_crash(manifest: &mut Manifest, dir: &Path) -> Result<()> {
     };
     let timings = timings_of_log(dir, segment.first_seq)?;
     segment.wall_ns = timings.wall_ns;
-    manifest.wall_ns += timings.wall_ns;
+    manifest.wall_ns = manifest.wall_ns.saturating_add(timings.wall_ns);
     manifest.timings += timings;
     Ok(())
 }

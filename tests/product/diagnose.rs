@@ -362,3 +362,31 @@ fn plans_say_what_confirmation_may_cost() {
     let visits = log.lines().filter(|line| line.contains("\"phase\":\"confirm\"")).count();
     assert!((1..=2304).contains(&visits), "{visits}");
 }
+
+#[test]
+fn cpus_that_are_as_another_node_put_the_topology_in_doubt() {
+    let faults = |apart: &str| {
+        let fault = |cpus: &str, factor: &str| {
+            format!(
+                "[[fault]]\nkind = \"slow_core\"\nsweep = \"h2d\"\ncpus = \"{cpus}\"\n\
+                 factor = {factor}\n"
+            )
+        };
+        // The second node, and two CPUs that are said to be of the first.
+        fault("16-31", "0.8") + &fault("2-3", apart)
+    };
+    for (apart, doubted) in [("0.8", true), ("0.5", false)] {
+        let place = Place::with_machine(&format!("{MACHINE}{}", faults(apart)));
+        let found = place.run(&format!("{H2D} --json")).json();
+        let at = kinds(&found).iter().position(|kind| *kind == "slow_core").unwrap();
+        assert_eq!((at < 2, kinds(&found)[1 - at]), (true, "numa_effect"), "{found}");
+        // Most CPUs are slow here: the rest is what is not suspected, not the middle of all.
+        let node = &found["findings"][1 - at]["effect"]["ratio"];
+        assert!((node.as_f64().unwrap() - 0.803).abs() < 0.02, "{node}");
+        let slow = &found["findings"][at];
+        assert_eq!(slow["cpus"].to_string(), "[2,3]");
+        let says =
+            slow["facts"].to_string().contains("not of NUMA node 1 by the kernel's topology");
+        assert_eq!(says, doubted, "{slow}");
+    }
+}

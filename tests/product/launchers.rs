@@ -12,7 +12,7 @@ use crate::ranks::{
 use crate::support::{Csv, Place, Ran, assert_whole, json};
 
 /// A rank as `torchrun --nproc_per_node 2` starts it: exactly the variables that its agent sets.
-fn torchrun(place: &Place, rank: u32, line: &str) -> Command {
+pub(crate) fn torchrun(place: &Place, rank: u32, line: &str) -> Command {
     let mut command = place.command(line);
     let rank = rank.to_string();
     for (name, value) in [

@@ -28,6 +28,7 @@ mod limits;
 mod loads;
 mod pairs;
 mod policies;
+mod preflight;
 mod ranks;
 mod recorded;
 mod resume;

@@ -36,6 +36,8 @@ pub(super) fn each_range(
     text: &str,
     mut visit: impl FnMut(usize, RangeInclusive<u32>) -> Result<(), String>,
 ) -> Result<(), String> {
+    // Ranges that overlap are no error in the kernel's lists, but they are visited anew each time.
+    let mut left = MAX_ID + 1;
     for (element, part) in (1..).zip(text.split(',')) {
         let part = part.trim();
         let bad = |why: &str| format!("element {element}, '{}', {why}", shorten(part));
@@ -58,6 +60,9 @@ pub(super) fn each_range(
         if first > last {
             return Err(bad(&format!("runs backwards; write {last}-{first}")));
         }
+        left = left
+            .checked_sub(last - first + 1)
+            .ok_or_else(|| format!("more than {} ids up to element {element}", MAX_ID + 1))?;
         visit(element, first..=last)?;
     }
     Ok(())

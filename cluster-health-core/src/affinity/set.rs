@@ -264,6 +264,15 @@ mod tests {
     }
 
     #[test]
+    fn a_list_cannot_name_the_same_ids_for_hours() {
+        assert_eq!(set("0-1048575").len(), 1_048_576);
+        assert_eq!(set("0-3,2-5").len(), 6);
+        let long = "0-1048575,".repeat(100_000) + "5";
+        let error = CpuSet::parse_kernel_list(&long).unwrap_err().to_string();
+        assert!(error.contains("more than 1048576 ids up to element 2"), "{error}");
+    }
+
+    #[test]
     fn f7_sets_grow_beyond_1024() {
         let wide = set("1020-1030,2000");
         assert_eq!(wide.len(), 12);

@@ -1,7 +1,6 @@
 //! Collectives of the host backend: ranks write into each other's memfd-backed device memory.
 #![allow(unsafe_code, reason = "ranks write into each other's memory")]
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::copy::{copy, copy_to_both};
@@ -11,7 +10,8 @@ use crate::buffer::{DeviceBuffer, slice_of, slice_of_mut};
 use crate::error::{Error, Result};
 use crate::id::CpuId;
 use crate::rank::RankGroup;
-use crate::rank::board::{Board, LONGEST};
+use crate::rank::board::Board;
+use crate::rank::slots::LONGEST;
 
 /// Blocks up to this size travel inside the message that announces them: two short copies are
 /// quicker than waiting for the receiver to arrive.
@@ -523,20 +523,16 @@ impl<'g> HostCollectives<'g> {
         self.run(|this| {
             this.sent[to] += 1;
             let sequence = this.sent[to];
-            let pair = this.board.pair(to, this.board.rank());
-            this.board.wait_until(to, pair.posted, sequence)?;
-            let word = |cell| this.board.pair_cell(cell).load(Ordering::Relaxed);
-            if word(pair.length) != len as u64 {
-                let message =
-                    format!("receives {} bytes, this rank sends {len}", word(pair.length));
+            let (id, bytes) = this.board.slots().posted(to, sequence)?;
+            if bytes != len as u64 {
+                let message = format!("receives {bytes} bytes, this rank sends {len}");
                 return Err(Error::rank_fault(u32::try_from(to).unwrap_or(u32::MAX), message));
             }
-            let id = word(pair.id);
             let target = this.peer_address(to, id, len)?;
             // SAFETY:
             // * `len` bytes on both sides, in different memory; the owner waits in `receive`.
             unsafe { copy(from, target, len) };
-            this.board.pair_cell(pair.done).store(sequence, Ordering::Release);
+            this.board.slots().deliver(to, sequence);
             Ok(())
         })
     }
@@ -556,12 +552,8 @@ impl<'g> HostCollectives<'g> {
             this.share(buffer, from)?;
             this.received[from] += 1;
             let sequence = this.received[from];
-            let pair = this.board.pair(this.board.rank(), from);
-            let set = |cell, value| this.board.pair_cell(cell).store(value, Ordering::Relaxed);
-            set(pair.id, buffer.id());
-            set(pair.length, len as u64);
-            this.board.pair_cell(pair.posted).store(sequence, Ordering::Release);
-            this.board.wait_until(from, pair.done, sequence)
+            this.board.slots().post(from, sequence, buffer.id(), len as u64);
+            this.board.slots().delivered(from, sequence)
         })
     }
 }

@@ -291,14 +291,16 @@ impl LoadRecord {
 
     /// Adds what the same profile did on the same rank at another time.
     pub fn merge(&mut self, other: &Self) {
+        // What stands in a file may be any number.
+        let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count);
         self.note_cpus(&other.cpus);
-        self.active_ns += other.active_ns;
-        self.busy_ns += other.busy_ns;
-        self.flops += other.flops;
-        self.bytes += other.bytes;
-        self.starts += other.starts;
+        add(&mut self.active_ns, other.active_ns);
+        add(&mut self.busy_ns, other.busy_ns);
+        add(&mut self.flops, other.flops);
+        add(&mut self.bytes, other.bytes);
+        add(&mut self.starts, other.starts);
         self.longest_switch_ns = self.longest_switch_ns.max(other.longest_switch_ns);
-        self.weak_points += other.weak_points;
+        add(&mut self.weak_points, other.weak_points);
         let room = LISTED.saturating_sub(self.weak_seqs.len());
         self.weak_seqs.extend(other.weak_seqs.iter().take(room));
         self.set_utilisation();

@@ -24,11 +24,20 @@ use rustix::net::{
 /// The longest message in bytes.
 pub(super) const MAX_MESSAGE: usize = 16 << 20;
 
+/// The most that may wait for this rank to ask for it: bytes of messages from one rank, and
+/// descriptors. A rank that sends more does not follow any of our protocols.
+const MAX_WAITING: usize = 4 * MAX_MESSAGE;
+const MAX_DESCRIPTORS: usize = 256;
+/// What a message takes besides its bytes, roughly.
+const OVERHEAD: usize = 64;
+
 const HEADER: usize = 16;
 const MESSAGE: u32 = 0x4348_0001;
 const DESCRIPTOR: u32 = 0x4348_0002;
 /// Bytes read at once.
 const CHUNK: usize = 16 << 10;
+/// Reads in one look at a rank's socket: who sends without a pause keeps nobody from its deadline.
+const READS: usize = 256;
 /// Longest sleep before looking again at what another thread may have read meanwhile.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -49,12 +58,21 @@ pub(super) struct Inbox {
     bytes: Vec<u8>,
     /// Descriptors whose frame is not complete yet.
     descriptors: VecDeque<OwnedFd>,
-    pub(super) messages: VecDeque<Vec<u8>>,
+    messages: VecDeque<Vec<u8>>,
+    /// What `messages` takes.
+    waiting: usize,
     pub(super) tagged: Vec<(u64, OwnedFd)>,
     end: Option<Failure>,
 }
 
 impl Inbox {
+    /// Takes the oldest message.
+    pub(super) fn next_message(&mut self) -> Option<Vec<u8>> {
+        let message = self.messages.pop_front()?;
+        self.waiting = self.waiting.saturating_sub(message.len() + OVERHEAD);
+        Some(message)
+    }
+
     /// Takes apart the complete frames.
     fn parse(&mut self) {
         let mut used = 0;
@@ -71,6 +89,12 @@ impl Inbox {
             let Some(body) = self.bytes.get(start..start + length) else { break };
             if kind == MESSAGE {
                 self.messages.push_back(body.to_vec());
+                self.waiting += length + OVERHEAD;
+                if self.waiting > MAX_WAITING {
+                    let text = format!("it sent more than {MAX_WAITING} bytes that nobody takes");
+                    self.end = Some(Failure::Broken(text));
+                    return;
+                }
             } else if let Some(descriptor) = self.descriptors.pop_front() {
                 self.tagged.push((u64::from_le_bytes(tag), descriptor));
             } else {
@@ -108,7 +132,10 @@ impl Peer {
     fn pump(&self) {
         let mut inbox = lock(&self.inbox);
         let mut chunk = [0; CHUNK];
-        while inbox.end.is_none() {
+        for _ in 0..READS {
+            if inbox.end.is_some() {
+                break;
+            }
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -123,6 +150,10 @@ impl Peer {
                     }
                     inbox.bytes.extend_from_slice(&chunk[..received.bytes]);
                     inbox.parse();
+                    if inbox.descriptors.len() + inbox.tagged.len() > MAX_DESCRIPTORS {
+                        let text = "it sent descriptors that nobody takes";
+                        inbox.end = Some(Failure::Broken(text.to_owned()));
+                    }
                     if received.flags.contains(ReturnFlags::CTRUNC) && inbox.end.is_none() {
                         let text =
                             "a descriptor did not arrive (is the limit of open files reached?)";

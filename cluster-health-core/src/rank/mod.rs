@@ -40,6 +40,7 @@ mod channel;
 mod children;
 mod environment;
 mod rendezvous;
+pub(crate) mod slots;
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -48,10 +49,11 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-pub use board::{Board, Message};
+pub use board::Board;
 use channel::{Failure, Inbox, MAX_MESSAGE, Mesh, Peer};
 use children::{Children, Rows};
 pub use environment::{RankEnvironment, RankFamily, RankToken};
+pub use slots::Message;
 
 use crate::error::{Error, Result};
 
@@ -246,7 +248,7 @@ impl RankGroup {
     }
 
     fn receive_until(&self, from: u32, deadline: Instant) -> Result<Vec<u8>> {
-        self.take(from, deadline, |inbox| inbox.messages.pop_front())
+        self.take(from, deadline, Inbox::next_message)
     }
 
     /// Passes a descriptor to a rank on the same host, with a tag that its receiver asks for.

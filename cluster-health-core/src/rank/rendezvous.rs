@@ -37,7 +37,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
 
 use super::channel::{Peer, after, left, wait_ready};
-use super::environment::RankEnvironment;
+use super::environment::{MAX_RANKS, RankEnvironment};
 use crate::error::{Error, Result};
 
 /// Magic and version of the protocol.
@@ -59,6 +59,11 @@ const WRONG_RANK: u8 = 3;
 
 /// Connections that have not said who they are; beyond it the oldest are closed.
 const MAX_PENDING: usize = 256;
+/// Connections that are taken before those that were taken are listened to: who connects without a
+/// pause keeps neither the others nor the deadline waiting.
+const MAX_ACCEPTED: usize = 64;
+/// Missing ranks that an error names.
+const NAMED: usize = 20;
 const BACKLOG: i32 = 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
@@ -70,6 +75,9 @@ pub(super) fn meet(environment: &RankEnvironment, timeout: Duration) -> Result<V
     let &RankEnvironment { rank, size, .. } = environment;
     if rank >= size {
         return Err(Error::invalid("rank", format!("{rank}, but there are {size} ranks")));
+    }
+    if size > MAX_RANKS {
+        return Err(Error::invalid("ranks", format!("{size}; at most {MAX_RANKS}")));
     }
     let local = environment.is_local();
     let found = if size == 1 {
@@ -307,11 +315,17 @@ impl<'a> Handshake<'a> {
         pending: &mut Vec<Pending>,
         turn_away: &mut impl FnMut(String),
     ) -> Result<()> {
-        loop {
+        for _ in 0..MAX_ACCEPTED {
             let socket = match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                // Strangers may hold all descriptors that this process can have.
+                Err(Errno::MFILE | Errno::NFILE) if !pending.is_empty() => {
+                    drop(pending.remove(0));
+                    turn_away("too many open files".to_owned());
+                    continue;
+                }
                 Err(errno) => return Err(self.failed("accept4", errno)),
             };
             if self.local && !of_this_user(&socket) {
@@ -333,6 +347,7 @@ impl<'a> Handshake<'a> {
             }
             pending.push(Pending { socket, nonce, hello: Vec::with_capacity(HELLO) });
         }
+        Ok(())
     }
 
     /// Whether a complete hello comes from a rank that is wanted; answers it in any case.
@@ -393,7 +408,11 @@ impl<'a> Handshake<'a> {
         last: &str,
     ) -> Error {
         let missing: Vec<_> = wanted.clone().filter(|rank| !found.contains_key(rank)).collect();
-        let list = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        let mut list: Vec<_> = missing.iter().take(NAMED).map(u32::to_string).collect();
+        if let Some(more) = missing.len().checked_sub(NAMED).filter(|&more| more > 0) {
+            list.push(format!("… ({more} more)"));
+        }
+        let list = list.join(", ");
         let (ranks, were) = if missing.len() == 1 { ("rank", "was") } else { ("ranks", "were") };
         let turned_away = match strangers {
             0 => String::new(),
@@ -473,7 +492,10 @@ impl Drop for Paths {
         }
         if let Ok(job) = open_folder(&user, Path::new(&self.job)) {
             let folder = Folder { job };
-            for rank in 0..self.suspects {
+            // What is there, rather than every rank that may have been: a job may have many.
+            let names = std::fs::read_dir(self.folder()).into_iter().flatten().flatten();
+            let ranks = names.filter_map(|entry| rank_of_socket(entry.file_name().to_str()?));
+            for rank in ranks.filter(|&rank| rank < self.suspects) {
                 let _in_use = folder.locked(|| folder.remove_dead(rank));
             }
         }
@@ -582,6 +604,10 @@ fn private(folder: &OwnedFd, path: &Path) -> Result<()> {
 
 fn socket_name(rank: u32) -> String {
     format!("rank-{rank}.sock")
+}
+
+fn rank_of_socket(name: &str) -> Option<u32> {
+    name.strip_prefix("rank-")?.strip_suffix(".sock")?.parse().ok()
 }
 
 impl Folder {

@@ -409,14 +409,16 @@ impl SizeView<'_> {
         let inside = |point: &Point| shape.has(table, point.row, point.col);
         // The member's own effect stays in its level.
         let own = |point: &Point| match shape {
-            Shape::Lines { axis: 1, .. } if inside(point) => fit.col[point.col],
+            Shape::Lines { axis: 1, .. } if inside(point) => {
+                fit.col[point.col] - self.levels[1].center
+            }
             Shape::Class(kinship) if inside(point) => fit.class[*kinship as usize],
             _ => 0.0,
         };
         let by_visit = !is_pair && !matches!(shape, Shape::Lines { axis: 0, .. });
         let row_level = |point: &Point| match shape {
             Shape::Lines { axis: 0, .. } if inside(point) => 0.0,
-            _ => fit.row[point.row],
+            _ => fit.row[point.row] - self.levels[0].center,
         };
         let mut members: Vec<(usize, f64)> = Vec::new();
         let mut controls: Vec<f64> = Vec::new();

@@ -263,7 +263,33 @@ pub(crate) fn confirmed(
         join(&mut group, &mut unvisited);
         findings.extend(describe(table, fits, &group));
     }
+    doubt_topology(&mut findings);
     (findings, unvisited)
+}
+
+/// CPUs that are not as the rest of their own node but exactly as another node: the topology that the
+/// kernel tells may be wrong, as in virtual machines.
+fn doubt_topology(findings: &mut [Finding]) {
+    let lists = |finding: &Finding| {
+        [&finding.cpus, &finding.rank0_cpus, &finding.rank1_cpus].map(|list| !list.is_empty())
+    };
+    let nodes: Vec<Finding> =
+        findings.iter().filter(|finding| finding.kind == Kind::NumaEffect).cloned().collect();
+    for finding in findings.iter_mut() {
+        let is_lines =
+            matches!(finding.kind, Kind::SlowCore | Kind::SlowRank0Core | Kind::SlowRank1Core);
+        let Some(own) = finding.effect.filter(|_| is_lines) else { continue };
+        let is_as = |node: &&Finding| {
+            lists(node) == lists(finding)
+                && node.effect.is_some_and(|node| own.low < node.high && node.low < own.high)
+        };
+        let Some(node) = nodes.iter().find(is_as) else { continue };
+        let numbers: Vec<String> = node.numa_nodes.iter().map(u32::to_string).collect();
+        finding.facts.push(format!(
+            "these CPUs are not of NUMA node {} by the kernel's topology, but have its rate",
+            numbers.join(",")
+        ));
+    }
 }
 
 /// Single lines that were not visited again, because there were too many or the blocks alone made

@@ -460,6 +460,8 @@ const MORE_OF_RECTANGLE: usize = 12;
 const MORE_OF_EDGE: usize = 3;
 /// What a rectangle's edge is worth, as evidence: less than finding another fault.
 const WORTH_OF_EDGE: f64 = 3.0;
+/// Visits of a line that cannot all have met a stall.
+const SURE_OF_LINE: u32 = 4;
 /// Enough visits of a line, a rectangle.
 const ENOUGH_OF_LINE: u32 = 12;
 const ENOUGH_OF_RECTANGLE: usize = 24;
@@ -496,14 +498,18 @@ pub(crate) fn next_cells(
             let error = sampled.error(axis, line);
             // One of a fault that is well above the smallest would have this level with 98 %.
             let may_be_slow = own > (5.0 / 3.0 * min_effect - 2.0 * error).max(0.5 * min_effect);
-            if !may_be_slow || sampled.seen[axis][line] >= ENOUGH_OF_LINE {
+            let seen = sampled.seen[axis][line];
+            // What is far from being healthy is confirmed as it is.
+            let is_sure = seen >= SURE_OF_LINE && own - LINE_Z * error > levels.threshold;
+            if !may_be_slow || is_sure || seen >= ENOUGH_OF_LINE {
                 continue;
             }
             for _ in 0..MORE_OF_LINE {
                 let across = random.below(shape[1 - axis]);
                 want(
                     if axis == 0 { (line, across) } else { (across, line) },
-                    (own / error).powi(2) / 2.0,
+                    // The less is known the more a visit tells.
+                    (own / error).powi(2) / 2.0 / f64::from(seen.max(1)),
                 );
             }
         }

@@ -58,6 +58,8 @@ pub(crate) struct AxisLevels {
     pub(crate) threshold: f64,
     /// Lines that the others are compared with.
     pub(crate) healthy: usize,
+    /// The level of the healthy lines in the fit, which puts the middle of all lines at zero.
+    pub(crate) center: f64,
     /// NUMA nodes that differ as a whole, with their effects.
     pub(crate) nodes: Vec<(u32, f64)>,
 }
@@ -143,6 +145,7 @@ pub(crate) fn axis_levels(table: &Table, fit: &Fit, axis: usize, min_effect: f64
     let mut threshold = min_effect;
     let mut spread = 0.0;
     let mut healthy = lines;
+    let mut all_centers = 0.0;
     for _ in 0..4 {
         let mut rest: Vec<f64> = level
             .iter()
@@ -156,13 +159,14 @@ pub(crate) fn axis_levels(table: &Table, fit: &Fit, axis: usize, min_effect: f64
         // Of two lines the faster one is the rest.
         let half = if lines <= 4 { 0.34 } else { 0.5 };
         let center = quantile(&mut rest, if lines == 2 { 0.0 } else { half });
+        all_centers += center;
         level.iter_mut().for_each(|level| *level -= center);
         rest.iter_mut().for_each(|level| *level -= center);
         spread = spread_of(fit, axis, &rest, se);
         let uncertain = (1.0 + 1.0 / healthy as f64).sqrt();
         threshold = min_effect.max(spread_z(healthy) * spread * uncertain);
     }
-    AxisLevels { level, se, spread, threshold, healthy, nodes }
+    AxisLevels { level, center: all_centers, se, spread, threshold, healthy, nodes }
 }
 
 /// NUMA nodes whose lines differ from those of the other nodes as a whole; their effects are taken

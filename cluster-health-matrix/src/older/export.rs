@@ -4,7 +4,7 @@
 //! this crate, and `avg_seconds` is that iteration; `seconds` is the sum over all of them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
@@ -103,7 +103,7 @@ fn metric_class(sample: &Sample) -> Result<(), String> {
 fn write(path: &Path, value: &impl Serialize) -> Result<()> {
     let failed = |error| Error::io("writing", path, error);
     let temporary = path.with_extension("json.tmp");
-    let mut file = BufWriter::new(File::create(&temporary).map_err(failed)?);
+    let mut file = BufWriter::new(crate::files::create(&temporary).map_err(failed)?);
     serde_json::to_writer_pretty(&mut file, value).map_err(|error| failed(error.into()))?;
     file.write_all(b"\n").and_then(|()| file.flush()).map_err(failed)?;
     fs::rename(&temporary, path).map_err(failed)

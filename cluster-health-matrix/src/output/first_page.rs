@@ -170,7 +170,7 @@ fn counts(findings: &[Finding]) -> String {
 }
 
 /// Kind, place and size in one sentence without its end.
-fn headline(finding: &Finding) -> String {
+pub(crate) fn headline(finding: &Finding) -> String {
     let mut text = finding.kind.as_str().to_owned();
     let at = members(finding);
     if !at.is_empty() {

@@ -148,7 +148,7 @@ pub fn write(path: &Path, book: &Workbook<'_>) -> Result<Vec<String>> {
 }
 
 fn write_at_most(path: &Path, book: &Workbook<'_>, most_cells: usize) -> Result<Vec<String>> {
-    let file = File::create(path).map_err(|error| Error::io("writing", path, error))?;
+    let file = crate::files::create(path).map_err(|error| Error::io("writing", path, error))?;
     let failed = |message: String| Error::output(path.display().to_string(), message);
     // The writer panics instead of returning an error when a temporary file cannot be written.
     catch_unwind(AssertUnwindSafe(|| Writer::new(path, most_cells)?.write(file, book)))

@@ -184,7 +184,9 @@ fn remarks(line: &PolicyLine) -> String {
     if let Some(reason) = &line.reason {
         write!(words, ": {reason}").ok();
     }
-    let sum = |count: fn(&PolicyRank) -> u32| line.per_rank.iter().map(count).sum::<u32>();
+    let sum = |count: fn(&PolicyRank) -> u32| -> u64 {
+        line.per_rank.iter().map(|rank| u64::from(count(rank))).sum()
+    };
     let misplaced = sum(|rank| rank.misplaced);
     if misplaced > 0 {
         write!(words, "; {misplaced} visits with pages on another node").ok();

@@ -23,7 +23,7 @@ const COLUMNS: [&str; 5] = ["series", "size_mb", "gbps", "iters", "avg_seconds"]
 /// When the file cannot be read or is no such table; the error names the line.
 pub fn import(path: &Path) -> Result<SizeSweep> {
     let file = File::open(path).map_err(|error| Error::io("reading", path, error))?;
-    let mut reader = csv::Reader::from_reader(file);
+    let mut reader = csv::Reader::from_reader(crate::output::csv::limited(file, path)?);
     let place = |line: u64| format!("{}, line {line}", path.display());
     let header = reader.headers().map_err(|error| Error::format(place(1), error.to_string()))?;
     if header.iter().collect::<Vec<_>>() != COLUMNS {

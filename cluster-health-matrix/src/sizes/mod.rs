@@ -26,6 +26,7 @@ mod measure;
 mod output;
 mod session;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cluster_health_core::rank::RankGroup;
@@ -481,6 +482,19 @@ impl Series {
         })
     }
 
+    /// Numbers of the blocks, ascending: a file may have any.
+    fn blocks(&self) -> Vec<u32> {
+        let blocks: BTreeSet<u32> = self.visits.iter().map(|visit| visit.block).collect();
+        blocks.into_iter().collect()
+    }
+
+    /// Whether sizes and blocks of a file are no more than can be worked out in reasonable time.
+    fn is_reasonable(&self) -> bool {
+        let sizes: BTreeSet<ByteSize> = self.visits.iter().map(|visit| visit.bytes).collect();
+        let table = sizes.len().saturating_mul(self.blocks().len());
+        sizes.len().saturating_mul(self.visits.len()).max(table) <= MOST_TIMES
+    }
+
     /// The fit of calibration.json: block by block, weighted by relative error.
     fn fitted(&self, by_host: bool) -> Option<AlphaBeta> {
         let left_out = self.in_cache();
@@ -490,23 +504,25 @@ impl Series {
             .map(|point| point.bytes)
             .filter(|bytes| Some(*bytes) > left_out)
             .collect();
-        let blocks = self.visits.iter().map(|visit| visit.block + 1).max()? as usize;
-        let times = Array2::from_shape_fn((sizes.len(), blocks), |(size, block)| {
-            // What was measured again stands beside the block's own visit.
-            let of_block = self
-                .times()
-                .filter(|(visit, _)| visit.bytes == sizes[size] && visit.block as usize == block);
-            let mut times: Vec<f64> = of_block
-                .map(|(_, visit)| match (&visit.host_iter_ns, by_host) {
-                    (Some(host), true) => median_ns(host),
-                    _ => visit.median_ns(),
-                })
-                .collect();
-            median(&mut times)
+        let blocks = self.blocks();
+        // What was measured again stands beside the block's own visit.
+        let mut found: BTreeMap<(ByteSize, u32), Vec<f64>> = BTreeMap::new();
+        for (of, visit) in self.times() {
+            let time = match (&visit.host_iter_ns, by_host) {
+                (Some(host), true) => median_ns(host),
+                _ => visit.median_ns(),
+            };
+            found.entry((of.bytes, of.block)).or_default().push(time);
+        }
+        let times = Array2::from_shape_fn((sizes.len(), blocks.len()), |(size, block)| {
+            found.get_mut(&(sizes[size], blocks[block])).map_or(f64::NAN, |times| median(times))
         });
         fit(&sizes, &times)
     }
 }
+
+/// Most sizes × visits of a series; a sweep of 100 sizes in 20 blocks has 200,000.
+const MOST_TIMES: usize = 1 << 26;
 
 /// Points that take less time than the one before, beyond the noise of both.
 fn falls(points: &[SizePoint]) -> Vec<usize> {

@@ -119,6 +119,10 @@ pub fn read(dir: &Path) -> Result<SizeSweep> {
         return Err(Error::format(dir.join(MANIFEST).display().to_string(), message));
     }
     let mut sweep: SizeSweep = folder::read(dir)?;
+    if let Some(series) = sweep.series.iter().find(|series| !series.is_reasonable()) {
+        let message = format!("{} has too many sizes and visits", series.name());
+        return Err(Error::format(dir.join(SIZES_JSON).display().to_string(), message));
+    }
     sweep.evaluate();
     Ok(sweep)
 }

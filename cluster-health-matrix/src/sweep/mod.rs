@@ -50,12 +50,14 @@ pub struct Timings {
 
 impl std::ops::AddAssign for Timings {
     fn add_assign(&mut self, other: Self) {
-        self.iterations_ns += other.iterations_ns;
-        self.warmup_ns += other.warmup_ns;
-        self.touch_ns += other.touch_ns;
-        self.bind_ns += other.bind_ns;
-        self.check_ns += other.check_ns;
-        self.wall_ns += other.wall_ns;
-        self.setup_ns += other.setup_ns;
+        // What stands in a file may be any number.
+        let add = |sum: &mut u64, time: u64| *sum = sum.saturating_add(time);
+        add(&mut self.iterations_ns, other.iterations_ns);
+        add(&mut self.warmup_ns, other.warmup_ns);
+        add(&mut self.touch_ns, other.touch_ns);
+        add(&mut self.bind_ns, other.bind_ns);
+        add(&mut self.check_ns, other.check_ns);
+        add(&mut self.wall_ns, other.wall_ns);
+        add(&mut self.setup_ns, other.setup_ns);
     }
 }

@@ -17,6 +17,7 @@ use cluster_health_matrix::session::RecordOptions;
 use cluster_health_matrix::{Error, Result};
 
 use crate::base::{PoliciesArgs, SizesArgs, ValidateArgs};
+use crate::gate::PreflightArgs;
 
 /// Measures the path from CPU cores to accelerators as matrices, says which differences are faults
 /// and which are artefacts, and writes JSON, CSV, npy, xlsx, PNG heatmaps and a report.
@@ -78,6 +79,12 @@ pub(crate) enum Command {
     /// in every block; a line has the ratio to the unbound thread with its 95 % interval, and says
     /// faster or slower only where that is beyond chance.
     Policies(PoliciesArgs),
+    /// Is this node fit to start a job on? Pass, fail or inconclusive within ten seconds.
+    ///
+    /// Copies to all devices are sampled within --budget and judged, and held against a known-good
+    /// run (--baseline). Inside a launcher one rank of each host measures and all ranks end with the
+    /// same answer. Exit code: 0 pass, 1 fail or inconclusive, 2 nothing could be measured.
+    Preflight(PreflightArgs),
     /// What a sweep would cost: points, bytes, memory, time. Measures nothing.
     Plan(PlanArgs),
     /// What this machine has: a bundle to send along with a report that something does not work.
@@ -331,7 +338,7 @@ fn parse_loads(text: &str) -> Result<Vec<LoadProfile>> {
 }
 
 /// `2%` or `0.02`.
-fn parse_ratio(option: &str, text: &str) -> Result<f64> {
+pub(crate) fn parse_ratio(option: &str, text: &str) -> Result<f64> {
     let (number, scale) = match text.trim().strip_suffix('%') {
         Some(number) => (number, 0.01),
         None => (text.trim(), 1.0),

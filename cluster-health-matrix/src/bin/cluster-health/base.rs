@@ -190,7 +190,7 @@ fn measured<T>(
     let needed = is_launched || (ranks > 1 && !machine.has_virtual_time());
     let mut start = || membership.lead_of(u32::try_from(ranks).unwrap_or(u32::MAX));
     let mut terminal = Terminal::new(folder.output.quiet, cancel);
-    guard::records(&folder.out);
+    guard::records(&folder.out, None);
     let result = record(if needed { Some(&mut start) } else { None }, mode, &mut terminal);
     terminal.finish();
     result.map(ControlFlow::Continue)

@@ -39,7 +39,7 @@ use crate::args::{
     ScanArg, SweepArg,
 };
 use crate::progress::Terminal;
-use crate::{base, bundle, guard, print_json, print_text};
+use crate::{base, bundle, gate, guard, print_json, print_text};
 
 /// How a command ended when it did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +63,7 @@ pub(crate) fn run(command: &Command) -> Result<Done> {
         Command::Validate(args) => base::validate(args),
         Command::Sizes(args) => base::sizes(args),
         Command::Policies(args) => base::policies(args),
+        Command::Preflight(args) => gate::preflight(args),
         Command::Plan(args) => plan(args),
         Command::Diagnose(args) => diagnose(args),
         Command::Report(args) => report(args),
@@ -262,7 +263,7 @@ fn record_run(
     let mut terminal = Terminal::new(args.output.quiet, cancel.clone());
     let options = args.record_options()?;
     let mut ranks = || membership.lead();
-    guard::records(&args.out);
+    guard::records(&args.out, Some(options.report));
     let result =
         record(command, machine, plan, &mut ranks, notes, &args.out, &options, &mut terminal);
     terminal.finish();

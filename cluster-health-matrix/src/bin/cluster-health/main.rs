@@ -13,6 +13,7 @@ mod args;
 mod base;
 mod bundle;
 mod commands;
+mod gate;
 mod guard;
 mod progress;
 
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => args.folder.output.json,
         Command::Sizes(args) => args.folder.output.json,
         Command::Policies(args) => args.folder.output.json,
+        Command::Preflight(args) => args.output.json,
         Command::Plan(args) => args.output.json,
         Command::Diagnose(args) => args.output.json,
         Command::Report(args) => args.output.json,
