@@ -20,6 +20,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// One present CPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CpuInfo {
     /// Its number.
     pub cpu: CpuId,
@@ -37,6 +38,7 @@ pub struct CpuInfo {
 
 /// One NUMA node. Nodes without CPUs and nodes without memory both occur.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NodeInfo {
     /// Its number.
     pub id: NodeId,

@@ -105,6 +105,7 @@ pub enum DataCheck {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 #[allow(clippy::exhaustive_enums, reason = "the two shapes are the file format")]
+#[non_exhaustive]
 pub enum RanOn {
     /// Of the one measuring thread.
     Thread(Vec<CpuId>),

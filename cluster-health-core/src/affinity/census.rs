@@ -68,6 +68,7 @@ pub struct CensusSummary {
 
 /// CPUs that cannot be bound for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct NotBindable {
     /// The reason.
     pub reason: String,
@@ -77,6 +78,7 @@ pub struct NotBindable {
 
 /// A user's list against the census: what can be used, and what was left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Selection {
     /// The CPUs to use, in the user's order.
     pub usable: Vec<CpuId>,
@@ -86,6 +88,7 @@ pub struct Selection {
 
 /// A CPU that was asked for but cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LeftOut {
     /// The CPU.
     pub cpu: CpuId,

@@ -341,6 +341,7 @@ pub struct ToNone {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(clippy::exhaustive_enums, reason = "a difference has two signs")]
+#[non_exhaustive]
 pub enum Claim {
     /// Than the unbound thread.
     Faster,
