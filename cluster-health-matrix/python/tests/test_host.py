@@ -26,7 +26,7 @@ def is_as(before):
 
 
 # A sweep that takes very much longer than a test waits.
-LONG = {"backend": "host", "sizes": "4MiB", "repeats": 10_000}
+LONG = {"backend": "host", "sizes": "4MiB", "repeats": 3_000}
 
 
 @contextlib.contextmanager
