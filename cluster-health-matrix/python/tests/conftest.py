@@ -1,5 +1,6 @@
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -17,6 +18,14 @@ devices = 3
 [h2d]
 noise = 0.01
 """
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A shell that starts a job in the background makes it ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
