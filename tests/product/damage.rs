@@ -293,3 +293,28 @@ fn outputs_that_a_killed_run_did_not_write_are_written_when_it_is_resumed() {
         }
     }
 }
+
+#[test]
+fn a_folder_does_not_steer_the_terminal_of_who_reads_it() {
+    let (place, mut lines) = complete();
+    let path = place.path("out/run.json");
+    let mut manifest = read(&path);
+    // Clear the screen, in both spellings, and go back to the start of the line.
+    manifest["notes"] = json!(["\u{1b}]0;title\u{7}", "\u{9b}2J\rhealthy"]);
+    fs::write(&path, manifest.to_string()).unwrap();
+    lines[0] = changed(&lines[0], "status", "skipped".into());
+    lines[0] = changed(&lines[0], "reason", "no\u{1b}[31m".into());
+    fs::write(place.path("out/samples.jsonl"), lines.join("\n") + "\n").unwrap();
+    let controls = |text: &str| text.chars().filter(|c| c.is_control() && *c != '\n').count();
+    for command in ["diagnose @out", "diagnose @out --json", "report @out", "report @out --json"] {
+        let ran = place.run(command);
+        assert!(ran.code.is_some_and(|code| code < 2), "{ran:?}");
+        assert_eq!((controls(&ran.stdout), controls(&ran.stderr)), (0, 0), "{command}: {ran:?}");
+    }
+    let report = fs::read_to_string(place.path("out/report.md")).unwrap();
+    assert_eq!(controls(&report), 0);
+    assert!(report.contains(r"\u{1b}]0;title\u{7}"), "{report}");
+    // What is for programs keeps what the file said.
+    let ran = place.run("diagnose @out --json --quiet");
+    assert!(serde_json::from_str::<Value>(&ran.stdout).is_ok());
+}

@@ -22,7 +22,7 @@ pub fn render(report: &Report) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     write_report(&mut text, report).ok();
-    text
+    super::printable(text)
 }
 
 fn write_report(out: &mut String, report: &Report) -> std::fmt::Result {

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::environment::Environment;
 use crate::error::{Error, Result};
-use crate::output::first_page;
+use crate::output::{first_page, printable};
 use crate::run::{
     FolderLock, Manifest, OpenMode, Opened, RunFolder, RunStatus, Segment, read_json, utc_now,
     write_by_rename, write_json,
@@ -121,16 +121,16 @@ pub(crate) fn write_report(
     body: &str,
 ) -> Result<()> {
     let place = first_page::place(manifest);
-    write_by_rename(&dir.join(REPORT), |out| {
-        writeln!(out, "# cluster-health {command} on {place}\n")?;
-        for note in &manifest.notes {
-            writeln!(out, "- Note: {note}.")?;
-        }
-        if !manifest.notes.is_empty() {
-            writeln!(out)?;
-        }
-        out.write_all(body.as_bytes())
-    })
+    let mut text = format!("# cluster-health {command} on {place}\n\n");
+    for note in &manifest.notes {
+        text.push_str(&format!("- Note: {note}.\n"));
+    }
+    if !manifest.notes.is_empty() {
+        text.push('\n');
+    }
+    text.push_str(body);
+    let text = printable(text);
+    write_by_rename(&dir.join(REPORT), |out| out.write_all(text.as_bytes()))
 }
 
 /// Writes a workbook of these tables, each a name, a header and rows, then the census and the environment.

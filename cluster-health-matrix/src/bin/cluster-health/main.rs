@@ -5,7 +5,8 @@
 macro_rules! log {
     ($($text:tt)*) => {{
         use std::io::Write as _;
-        writeln!(std::io::stderr(), $($text)*).ok();
+        let text = cluster_health_matrix::output::printable(format!($($text)*));
+        writeln!(std::io::stderr(), "{text}").ok();
     }};
 }
 
@@ -120,11 +121,22 @@ fn print_error(error: &Error) {
 
 /// One document on stdout; a reader that closed the pipe has seen enough.
 pub(crate) fn print_json(value: &serde_json::Value) {
-    let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
-    text.push('\n');
-    print_text(&text);
+    let text = serde_json::to_string_pretty(value).unwrap_or_default();
+    // Inside of strings, where JSON itself escapes only the controls of ASCII.
+    let mut safe = String::with_capacity(text.len() + 1);
+    for c in text.chars() {
+        if c == '\n' || !c.is_control() {
+            safe.push(c);
+        } else {
+            safe.push_str(&format!("\\u{:04x}", u32::from(c)));
+        }
+    }
+    safe.push('\n');
+    std::io::stdout().write_all(safe.as_bytes()).ok();
 }
 
+/// Results as text, without what a terminal would obey.
 pub(crate) fn print_text(text: &str) {
+    let text = cluster_health_matrix::output::printable(text.to_owned());
     std::io::stdout().write_all(text.as_bytes()).ok();
 }
