@@ -129,11 +129,6 @@ impl Estimates {
         }
     }
 
-    /// Whether there is a rate for every cell of this block already.
-    pub(crate) fn has_block(&self, block: u32) -> bool {
-        self.blocks.contains_key(&block)
-    }
-
     /// Takes over how the cells of another gathering with the same axes came out, as far as they
     /// have no stronger status here.
     pub(crate) fn absorb_statuses(&mut self, other: &Self) {

@@ -350,6 +350,7 @@ impl Planned {
 /// Where a sample goes.
 struct Place {
     key: (Sweep, String, Memory),
+    block: u32,
     is_probe: bool,
     unstarted: bool,
 }
@@ -368,8 +369,11 @@ struct Gathering {
     unstarted: Groups,
     /// Of the sweeps whose rows are CPUs and columns devices, and of the pairs.
     axes: [Option<Axes>; 2],
-    /// How many more numbers the estimates may take.
+    /// How many more numbers the estimates may take, and what took some.
     room: usize,
+    charged: BTreeSet<((Sweep, String, Memory), bool, u32)>,
+    /// Where the last sample went: the next one mostly goes there, too.
+    last: Option<Place>,
     nodes: BTreeMap<u32, u32>,
     points: PointCounts,
     reasons: BTreeMap<String, u64>,
@@ -441,6 +445,8 @@ impl Gathering {
             unstarted: Groups::new(),
             axes,
             room: MOST_NUMBERS,
+            charged: BTreeSet::new(),
+            last: None,
             nodes,
             points: PointCounts::default(),
             reasons: BTreeMap::new(),
@@ -490,24 +496,34 @@ impl Gathering {
         };
         // A point that was never started used no memory: it belongs to those that were.
         let unstarted = memory == Memory::Unknown && sample.status != PointStatus::Measured;
+        let last = self.last.take_if(|last| {
+            (last.key.0, last.key.2) == (sample.sweep, memory)
+                && (last.block, last.is_probe, last.unstarted)
+                    == (sample.block, is_probe, unstarted)
+                && last.key.1 == sample.load
+        });
+        if last.is_some() {
+            return Ok(last);
+        }
         let key = (sample.sweep, sample.load.clone(), memory);
         let groups = if unstarted { &self.unstarted } else { &self.groups };
         let axes = &self.axes[usize::from(sample.sweep.is_pair())];
-        if let Some((sizes, rows, columns)) = axes.as_ref().filter(|_| !is_probe) {
+        let charge = (key.clone(), unstarted, sample.block);
+        if let Some((sizes, rows, columns)) = axes.as_ref().filter(|_| !is_probe)
+            && !self.charged.contains(&charge)
+        {
             let cells = sizes.len() * rows.len() * columns.len();
-            let blocks = match groups.get(&key) {
-                Some(group) => usize::from(!group.has_block(sample.block)),
-                // Its status, and what the matrix takes at the end.
-                None => 3,
-            };
-            self.room = self.room.checked_sub(blocks * cells).ok_or_else(|| {
+            // The first block's also has its status, and what the matrix takes at the end.
+            let numbers = if groups.contains_key(&key) { 1 } else { 3 };
+            self.room = self.room.checked_sub(numbers * cells).ok_or_else(|| {
                 format!(
                     "block {} of load {} does not fit: at most {MOST_NUMBERS} numbers are held",
                     sample.block, sample.load
                 )
             })?;
+            self.charged.insert(charge);
         }
-        Ok(Some(Place { key, is_probe, unstarted }))
+        Ok(Some(Place { key, block: sample.block, is_probe, unstarted }))
     }
 
     /// # Errors
@@ -537,23 +553,31 @@ impl Gathering {
                 *seen.entry(*node).or_insert(0) += u64::from(*count);
             }
         }
-        let Some(Place { key, is_probe, unstarted }) = place else { return Ok(()) };
-        if is_probe {
-            self.probes.entry(key).or_default().extend(ProbeTime::of(sample));
+        let Some(place) = place else { return Ok(()) };
+        if place.is_probe {
+            self.probes.entry(place.key.clone()).or_default().extend(ProbeTime::of(sample));
+            self.last = Some(place);
             return Ok(());
         }
-        let groups = if unstarted { &mut self.unstarted } else { &mut self.groups };
+        let groups = if place.unstarted { &mut self.unstarted } else { &mut self.groups };
         let Some((sizes, rows, columns)) = &self.axes[usize::from(sample.sweep.is_pair())] else {
             return Ok(());
         };
-        let empty = || {
-            Estimates::new(sample.sweep, &sample.load, sizes.clone(), rows.clone(), columns.clone())
+        let add = |groups: &mut Groups, sample: &Sample| match groups.get_mut(&place.key) {
+            Some(group) => group.add(sample),
+            None => {
+                let (sweep, load) = (sample.sweep, &sample.load);
+                let axes = (sizes.clone(), rows.clone(), columns.clone());
+                let empty = Estimates::new(sweep, load, axes.0, axes.1, axes.2);
+                groups.entry(place.key.clone()).or_insert(empty).add(sample);
+            }
         };
         if let Some(times) = &sample.host_iter_ns {
             let by_host = Sample { iter_ns: times.clone(), ..sample.clone() };
-            self.host_groups.entry(key.clone()).or_insert_with(empty).add(&by_host);
+            add(&mut self.host_groups, &by_host);
         }
-        groups.entry(key).or_insert_with(empty).add(sample);
+        add(groups, sample);
+        self.last = Some(place);
         Ok(())
     }
 }
@@ -884,7 +908,19 @@ mod tests {
         assert_eq!(error, "block 8 of load idle does not fit: at most 134217728 numbers are held");
         assert!(add("cpu:1", 1).is_err() && add("cpu:2", 0).is_err());
         assert_eq!(add("cpu:1", 0), Ok(()));
-        assert_eq!(gathering.points.measured, 5);
+        // Points without a time take room once, not each.
+        for (seq, block) in (100..).zip([7, 0, 7, 0, 7, 0]) {
+            let mut sample = Sample::new(seq, Sweep::H2d, ByteSize(1000));
+            (sample.cpu, sample.device) = (Some(CpuId(4)), Some(DeviceId(0)));
+            let load = if block == 7 { "idle" } else { "cpu:1" };
+            (sample.load, sample.block) = (load.to_owned(), block);
+            (sample.status, sample.reason) = (PointStatus::Failed, Some("no".to_owned()));
+            sample.pinned = None;
+            let unstarted_room = if seq < 102 { 12 } else { 0 };
+            gathering.room += unstarted_room;
+            assert_eq!(gathering.add(&sample), Ok(()), "{seq}");
+        }
+        assert_eq!((gathering.points.measured, gathering.room), (5, 0));
     }
 
     #[test]
