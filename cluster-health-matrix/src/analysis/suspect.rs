@@ -198,6 +198,8 @@ fn node_effects(
     // The strongest first: it must not be part of what the others are compared with.
     while nodes.len() >= 2 {
         let mut best: Option<(usize, f64, f64)> = None;
+        let all: Vec<usize> = nodes.iter().flat_map(|(_, members)| members.clone()).collect();
+        let middle = median_of(&all, level);
         for (index, (_, members)) in nodes.iter().enumerate() {
             let others: Vec<usize> = nodes
                 .iter()
@@ -225,10 +227,13 @@ fn node_effects(
                 .count();
             let share = beyond as f64 / members.len() as f64;
             let is_slower_of_two = nodes.len() > 2 || effect > 0.0;
+            // A node that is as most lines are is not fast: others are slow.
+            let is_apart = effect > 0.0 || own - middle < effect / 2.0;
             if members.len() >= LEAST_NODE
                 && effect.abs() > threshold.max(0.6 * min_effect)
                 && share >= NODE_SHARE
                 && is_slower_of_two
+                && is_apart
                 && best.is_none_or(|(_, strongest, _)| effect.abs() > strongest.abs())
             {
                 best = Some((index, effect, center));
