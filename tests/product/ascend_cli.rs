@@ -91,7 +91,8 @@ fn warm_up_is_judged_by_the_clock_it_is_timed_with() {
         &[("ASCEND_SIM_VIRTUAL", "1"), ("ASCEND_SIM_LINKS", "h2d,gbps=100000")],
     );
     let settled = folder.points.iter().filter(|point| point.settled).count();
-    for point in &folder.points {
+    // Probes are so short that the fixed cost of the simulated device is no less than the host's.
+    for point in folder.points.iter().filter(|point| point.phase != "probe") {
         let host = point.host_iter_ns.as_ref().unwrap();
         assert!(point.iter_ns.iter().max() < host.iter().min(), "{point:?}");
     }
