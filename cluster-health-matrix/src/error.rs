@@ -68,6 +68,14 @@ impl Error {
         Self::Invalid { option: option.into(), message: message.into() }
     }
 
+    /// The error of a value's own text, under the name of the option or field that it stands in.
+    pub fn named(option: impl Into<String>, error: cluster_health_core::Error) -> Self {
+        match error {
+            cluster_health_core::Error::Invalid { message, .. } => Self::invalid(option, message),
+            other => other.into(),
+        }
+    }
+
     /// Unreadable content of a file.
     pub fn format(place: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Format { place: place.into(), message: message.into() }
@@ -104,9 +112,38 @@ impl Error {
     }
 }
 
+/// A message with `rank0_cpus` where it says `--rank0-cpus`: errors name the options of the command line,
+/// which are fields or arguments elsewhere.
+#[must_use]
+pub fn as_fields(text: &str) -> String {
+    let mut parts = text.split("--");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_name = !plain.ends_with(|c: char| c.is_alphanumeric() || "-_./".contains(c))
+            && part.starts_with(|c: char| c.is_ascii_lowercase());
+        if !is_name {
+            plain.push_str("--");
+            plain.push_str(part);
+            continue;
+        }
+        let end = part.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+        let (name, rest) = part.split_at(end.unwrap_or(part.len()));
+        plain.push_str(&name.replace('-', "_"));
+        plain.push_str(rest);
+    }
+    plain
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_are_fields_elsewhere() {
+        let text = "--rank0-cpus: 3 is not in (--cpus); use --resume, see runs/a--b and x -- y";
+        let fields = "rank0_cpus: 3 is not in (cpus); use resume, see runs/a--b and x -- y";
+        assert_eq!(as_fields(text), fields);
+    }
 
     #[test]
     fn errors_render_as_one_line_with_their_parts() {

@@ -24,7 +24,7 @@ use cluster_health_core::{Bandwidth, CpuId};
 use crate::analysis::{Axes, Diagnosis, Evidence};
 use crate::blocks::{Blocks, ProbeTime};
 use crate::calibrate::{CALIBRATION, Calibration};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::estimate::{Estimates, axes_of_plan, pair_axes};
 use crate::matrix::{Axis, Matrix, Memory, Slice};
 use crate::output::{csv, markdown, npy};
@@ -116,6 +116,16 @@ impl Report {
             SampleReader::open(dir)?
                 .for_each_line(&mut |line| take(line.as_ref().map_err(|bad| bad.reason.as_str())))
         })
+    }
+
+    /// The error of a run without a measured point, with the reasons of the others.
+    #[must_use]
+    pub fn nothing_measured(&self) -> Option<Error> {
+        let reasons: Vec<&str> = self.reasons.keys().map(String::as_str).take(3).collect();
+        let why =
+            if reasons.is_empty() { "the log has no point".to_owned() } else { reasons.join("; ") };
+        let is_empty = self.manifest.points.measured == 0;
+        is_empty.then(|| Error::output("nothing could be measured", why))
     }
 
     /// A run that was kept in memory, as if its folder were read.
@@ -243,10 +253,9 @@ impl Report {
             }
             #[cfg(feature = "png")]
             {
-                let picture = crate::output::png::render(&slice, &style(options, &self.manifest))
-                    .map_err(|error| {
-                    crate::Error::output(format!("{stem}.png"), error.to_string())
-                })?;
+                let picture =
+                    crate::output::png::render(&slice, &style(options, &self.manifest))
+                        .map_err(|error| Error::output(format!("{stem}.png"), error.to_string()))?;
                 write_by_rename(&path(".png"), |out| out.write_all(&picture))?;
             }
         }
@@ -419,7 +428,7 @@ impl Gathering {
             ));
         }
         if axes.iter().all(Option::is_none) {
-            return Err(crate::Error::format(
+            return Err(Error::format(
                 place,
                 "the plan names no sweep; what validate, sizes and policies measured is in report.md",
             ));
@@ -429,7 +438,7 @@ impl Gathering {
             sum.saturating_add(cells)
         });
         if cells > MOST_CELLS {
-            return Err(crate::Error::format(
+            return Err(Error::format(
                 place,
                 format!("a plan of {cells} cells is beyond {MOST_CELLS}"),
             ));

@@ -115,6 +115,14 @@ fn what_was_lost_since_is_named() {
     let known = baseline(SMALL);
     let refused = against(&format!("{SMALL}refuse_bind = \"7\"\n"), &known);
     assert_fails(&refused, "unbindable", |finding| finding["cpus"] == serde_json::json!([7]));
+    // One that could not be bound then either is no news, a further one is.
+    let usual = baseline(&format!("{SMALL}refuse_bind = \"7\"\n"));
+    let outcome = against(&format!("{SMALL}refuse_bind = \"7\"\n"), &usual);
+    assert_eq!(outcome.verdict, Gate::Pass, "{outcome}");
+    let notes = &outcome.nodes[0].notes;
+    assert!(notes.iter().any(|note| note.contains("CPU 7 cannot be bound")), "{notes:?}");
+    let more = against(&format!("{SMALL}refuse_bind = \"7,8\"\n"), &usual);
+    assert_fails(&more, "unbindable", |finding| finding["cpus"] == serde_json::json!([8]));
     let offline = against(&format!("{SMALL}offline = \"12\"\n"), &known);
     assert_fails(&offline, "unbindable", |finding| finding["cpus"] == serde_json::json!([12]));
     let fewer = against(&SMALL.replace("devices = 8", "devices = 7"), &known);
@@ -153,8 +161,8 @@ fn another_machine_is_inconclusive_and_named() {
     assert_eq!(outcome.verdict, Gate::Inconclusive, "{outcome}");
     assert!(outcome.reasons[0].contains("no copies of 8MiB"), "{outcome}");
     // Its own faults are seen all the same.
-    let sick = [&SMALL.replace("cpus = 64", "cpus = 48"), "", ""].concat();
-    let sick = [sick, fault("slow_device", "devices = \"5\"\nfactor = 0.8")].concat();
+    let sick = SMALL.replace("cpus = 64", "cpus = 48")
+        + &fault("slow_device", "devices = \"5\"\nfactor = 0.8");
     assert_fails(&against(&sick, &known), "slow_device", |_| true);
 }
 

@@ -315,3 +315,15 @@ fn a_barrier_of_relaxed_stores_is_found() {
 fn messages_through_relaxed_stores_are_found() {
     check(None, || messages(Fault::RelaxedStores));
 }
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_barrier_of_relaxed_loads_is_found() {
+    check(None, || barrier(Fault::RelaxedLoads));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn messages_through_relaxed_loads_are_found() {
+    check(None, || messages(Fault::RelaxedLoads));
+}

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::ranks::{Running, SLACK, assert_nothing_left, pair_points, two_cpus};
+use crate::ranks::{Running, SLACK, assert_nothing_left_within, pair_points, two_cpus};
 use crate::simulator;
 use crate::support::{Folder, Place, Ran, assert_whole, json, points};
 
@@ -50,7 +50,7 @@ fn a_call_that_never_returns_ends_the_run_with_its_name_and_keeps_the_points() {
         assert!(error["message"].as_str().unwrap().contains("has not returned"), "{error}");
         assert!(ran.stderr.contains(error["message"].as_str().unwrap()), "{ran:?}");
         assert!(took < TIMEOUT + MORE + SLACK, "{took:?}");
-        assert_nothing_left(&place);
+        assert_nothing_left_within(&place, MORE);
 
         // What was measured before is there, and the run can go on.
         let kept = points(&place.path("out"));
@@ -101,7 +101,7 @@ fn calls_of_the_set_up_that_never_return_are_named() {
         assert_eq!((&error["kind"], &error["call"]), (&"timeout".into(), &call.into()), "{error}");
         assert!(took < TIMEOUT + MORE + SLACK, "{call}: {took:?}");
         println!("{call}: ended {took:?} after the start of the program");
-        assert_nothing_left(&place);
+        assert_nothing_left_within(&place, MORE);
     }
 }
 
@@ -119,7 +119,7 @@ fn other_commands_end_too() {
         assert!(ran.stderr.contains("has not returned"), "{command}: {ran:?}");
         // Some have much to do before; `run` waits a minute at most.
         println!("{command}: ended {took:?} after the start of the program");
-        assert_nothing_left(&place);
+        assert_nothing_left_within(&place, MORE);
     }
 }
 
@@ -136,7 +136,7 @@ fn a_rank_whose_collective_never_returns_ends_and_so_does_the_other() {
         let (ran, took) = run(&place, &line, &format!("HcclAllGather@{device}:30:hang"));
         assert!(took < TIMEOUT + MORE + SLACK, "{took:?}");
         println!("HcclAllGather of rank {device}: both ended {took:?} after the start");
-        assert_nothing_left(&place);
+        assert_nothing_left_within(&place, MORE);
         assert_eq!(ran.code, Some(2), "{ran:?}");
         let error = &ran.json()["error"];
         assert!(["timeout", "rank"].contains(&error["kind"].as_str().unwrap()), "{error}");

@@ -302,6 +302,16 @@ pub(crate) fn assert_nothing_left(place: &Place) {
     }
 }
 
+/// The same of a run that ended without waiting for its children: the kernel kills them with their parent,
+/// which is sent when the parent is gone and takes the children a moment to notice.
+pub(crate) fn assert_nothing_left_within(place: &Place, bound: Duration) {
+    let start = Instant::now();
+    while !users_of(&place.path("")).is_empty() && start.elapsed() < bound {
+        thread::sleep(Duration::from_millis(2));
+    }
+    assert_nothing_left(place);
+}
+
 /// A folder of this place, made where it is missing, in which launched ranks meet.
 pub(crate) fn meeting(place: &Place) -> PathBuf {
     let path = place.path("meet");

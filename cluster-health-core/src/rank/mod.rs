@@ -218,7 +218,8 @@ impl RankGroup {
         peer == self.rank || self.mesh.peer(peer).is_some_and(Peer::is_local)
     }
 
-    /// Sends a message of at most 16 MiB; returns when the kernel or the other rank has taken it.
+    /// Sends a message of at most 16 MiB; returns when the kernel or the other rank has taken it. A rank
+    /// that holds more than 64 MiB of messages that nobody asked it for ends the connection.
     ///
     /// # Errors
     /// [`Error::Rank`] naming the rank when it is gone or takes nothing within the timeout;
@@ -251,7 +252,8 @@ impl RankGroup {
         self.take(from, deadline, Inbox::next_message)
     }
 
-    /// Passes a descriptor to a rank on the same host, with a tag that its receiver asks for.
+    /// Passes a descriptor to a rank on the same host, with a tag that its receiver asks for. A rank that
+    /// holds more than 256 that nobody asked it for ends the connection.
     ///
     /// # Errors
     /// As [`RankGroup::send`], and [`Error::Invalid`] when the rank is not on this host.

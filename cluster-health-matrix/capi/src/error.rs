@@ -6,6 +6,7 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cluster_health_matrix::Error;
+use cluster_health_matrix::error::as_fields;
 
 use crate::text::c_string;
 
@@ -82,7 +83,8 @@ impl From<Error> for Failure {
             "output" => Status::Output,
             _ => Status::Other,
         };
-        Self::new(status, error.to_string())
+        // Options of the command line are fields or arguments here.
+        Self::new(status, as_fields(&error.to_string()))
     }
 }
 

@@ -59,11 +59,7 @@ pub extern "C" fn clh_plan_json(
 ) -> Status {
     guard(|| {
         let json = cleared_text("json", json)?;
-        *json = match &required("plan", plan)?.sweep {
-            SweepPlan::H2d(plan) => text::json(plan)?,
-            SweepPlan::CorePair(plan) => text::json(plan)?,
-            other => text::json(&format!("{other:?}"))?,
-        };
+        *json = text::json(&required("plan", plan)?.sweep)?;
         Ok(Status::Ok)
     })
 }

@@ -4,6 +4,7 @@ use std::ffi::c_char;
 use std::mem::MaybeUninit;
 
 use cluster_health_core::Bandwidth;
+use cluster_health_matrix::Error;
 use cluster_health_matrix::compare::{CompareOptions, compare};
 use cluster_health_matrix::report::Report;
 
@@ -30,14 +31,11 @@ pub unsafe extern "C" fn clh_diagnose(
         // SAFETY:
         // * The caller's promise is the same.
         let expect = unsafe { text::optional_text("expect", expect) }?;
-        let expect: Option<Bandwidth> = expect.map(str::parse).transpose()?;
+        let expect: Option<Bandwidth> =
+            expect.map(str::parse).transpose().map_err(|error| Error::named("expect", error))?;
         let report = Report::read_expecting(dir, expect)?;
-        if report.manifest.points.measured == 0 {
-            let reasons: Vec<&str> = report.reasons.keys().map(String::as_str).take(3).collect();
-            let why =
-                if reasons.is_empty() { "the log has no point".into() } else { reasons.join("; ") };
-            let message = format!("nothing could be measured: {why}");
-            return Err(Failure::new(Status::Output, message));
+        if let Some(nothing) = report.nothing_measured() {
+            return Err(nothing.into());
         }
         *json = text::json(&report.diagnosis)?;
         Ok(Status::Ok)

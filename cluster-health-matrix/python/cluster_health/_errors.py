@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import builtins
-import re
 
 
 class Error(Exception):
     """What failed, why, and what to do, in one line; everything this package raises of its own.
 
     ``kind`` is a stable word: ``invalid``, ``format``, ``unavailable``, ``backend``, ``timeout``,
-    ``rank``, ``busy``, ``system``, ``io``, ``output``. ``call`` is the C or system call that failed,
+    ``rank``, ``busy``, ``system``, ``io``, ``output``, ``cancelled`` (a recorded sweep that was stopped before its
+    first point). ``call`` is the C or system call that failed,
     ``code`` the backend's code or the errno, ``device`` and ``rank`` where it happened, ``advice`` what
     to do; ``None`` where that is unknown.
     """
@@ -84,18 +84,14 @@ def of_kind(
     rank: int | None,
     advice: str | None,
 ) -> Error:
-    """The exception for an error of the library, whose options are arguments here."""
+    """The exception for an error of the library."""
     make = _CLASSES.get(kind, Error)
     return make(
-        _as_arguments(message),
+        message,
         kind=kind,
         call=call,
         code=code,
         device=device,
         rank=rank,
-        advice=None if advice is None else _as_arguments(advice),
+        advice=advice,
     )
-
-
-def _as_arguments(text: str) -> str:
-    return re.sub(r"--([a-z][a-z0-9-]*)", lambda option: option[1].replace("-", "_"), text)

@@ -37,7 +37,7 @@ class Matrix:
 
     ``rows`` and ``columns`` are CPUs and devices of copies, CPUs of rank 0 and of rank 1 of pairs;
     ``row_nodes`` and ``column_nodes`` their NUMA nodes, ``None`` where unknown. The arrays are the
-    memory that the sweep filled, not a copy of it.
+    memory that the sweep filled, not a copy of it; ``status`` is one, of a byte per cell.
     """
 
     sweep: str

@@ -1,6 +1,7 @@
 //! Results and errors as Python sees them.
 
-use cluster_health_matrix::matrix::{CellStatus, Matrix};
+use cluster_health_matrix::error::as_fields;
+use cluster_health_matrix::matrix::Matrix;
 use cluster_health_matrix::{Error, Result};
 use numpy::PyArray3;
 use pyo3::prelude::*;
@@ -19,10 +20,10 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         details.set_item("code", code(error))?;
         details.set_item("device", core.and_then(|core| core.device()).map(|device| device.0))?;
         details.set_item("rank", core.and_then(|core| core.rank()))?;
-        details.set_item("advice", core.and_then(|core| core.advice()))?;
+        details.set_item("advice", core.and_then(|core| core.advice()).map(as_fields))?;
         py.import("cluster_health._errors")?.call_method(
             "of_kind",
-            (error.kind(), error.to_string()),
+            (error.kind(), as_fields(&error.to_string())),
             Some(&details),
         )
     };
@@ -61,7 +62,9 @@ pub(crate) fn fields<'py>(py: Python<'py>, matrix: Matrix) -> PyResult<Bound<'py
     fields.set_item("column_nodes", matrix.columns.nodes)?;
     fields.set_item("gbps", PyArray3::from_owned_array(py, matrix.gbps))?;
     fields.set_item("spread", PyArray3::from_owned_array(py, matrix.spread))?;
-    fields.set_item("status", PyArray3::from_owned_array(py, matrix.status.mapv(status)))?;
+    // The numbers of `cluster_health.Status`; the one array that is a copy.
+    let status = matrix.status.mapv(|status| status as u8);
+    fields.set_item("status", PyArray3::from_owned_array(py, status))?;
     let predicted = matrix.predicted.map(|predicted| {
         (
             PyArray3::from_owned_array(py, predicted.gbps),
@@ -72,16 +75,4 @@ pub(crate) fn fields<'py>(py: Python<'py>, matrix: Matrix) -> PyResult<Bound<'py
     fields.set_item("predicted_gbps", rate)?;
     fields.set_item("predicted_error", error)?;
     Ok(fields)
-}
-
-/// The number of `cluster_health.Status`.
-fn status(status: CellStatus) -> u8 {
-    match status {
-        CellStatus::NotVisited => 0,
-        CellStatus::Measured => 1,
-        CellStatus::Skipped => 2,
-        CellStatus::Implausible => 4,
-        // One that is newer than this package is no number either.
-        _ => 3,
-    }
 }

@@ -100,9 +100,12 @@ struct Judged {
 impl Measured {
     /// A recorded sweep.
     fn of_sweep(report: Report, loads: &[LoadProfile]) -> Result<Self> {
-        if report.matrices.is_empty() {
+        if report.manifest.status != RunStatus::Complete && report.matrices.is_empty() {
             // Stopped before its first point.
             return Err(Error::Cancelled);
+        }
+        if let Some(nothing) = report.nothing_measured() {
+            return Err(nothing);
         }
         let mut measured = Self::of_report(report)?;
         if let Some(first) = loads.first().map(ToString::to_string) {
@@ -278,7 +281,7 @@ fn core_pair(
         }
         Ranks::Threads => thread::scope(|scope| {
             let mut ranks = || {
-                let [group, mut other] = two_threads()?;
+                let [group, mut other] = two_threads(plan.timeout())?;
                 thread::Builder::new()
                     .spawn_scoped(scope, move || {
                         follow(machine, plan, &mut other, RankZero::Begins, &mut ())
@@ -308,7 +311,7 @@ fn pair_in_memory(
             result
         }
         Ranks::Threads => {
-            let [group, other] = two_threads()?;
+            let [group, other] = two_threads(plan.timeout())?;
             thread::scope(|scope| {
                 thread::Builder::new()
                     .spawn_scoped(scope, move || {
@@ -328,8 +331,9 @@ fn pair_in_memory(
     Ok(Some(Measured { matrices, complete, notes: Vec::new(), report: None }))
 }
 
-fn two_threads() -> Result<[RankGroup; 2]> {
-    let groups = RankGroup::threads(2)?;
+fn two_threads(timeout: Duration) -> Result<[RankGroup; 2]> {
+    let mut groups = RankGroup::threads(2)?;
+    groups.iter_mut().for_each(|group| group.set_timeout(timeout));
     groups.try_into().map_err(|_| Error::invalid("ranks", "no pair of threads"))
 }
 
@@ -345,19 +349,13 @@ pub(crate) fn diagnose<'py>(
     expect: Option<&str>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let read = move || {
-        let expect = expect.map(rate).transpose()?;
+        let expect: Option<Bandwidth> =
+            expect.map(str::parse).transpose().map_err(|error| Error::named("expect", error))?;
         let report = Report::read_expecting(&folder, expect)?;
-        Measured::of_report(report)
+        report.nothing_measured().map_or_else(|| Measured::of_report(report), Err)
     };
     let read = py.detach(read);
     checked(py, read)?.into_dict(py)
-}
-
-fn rate(text: &str) -> Result<Bandwidth> {
-    text.parse().map_err(|error| match error {
-        cluster_health_core::Error::Invalid { message, .. } => Error::invalid("expect", message),
-        other => other.into(),
-    })
 }
 
 /// Two runs against each other, or more as the map of a pod.

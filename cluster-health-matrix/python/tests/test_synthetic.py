@@ -62,7 +62,7 @@ def test_a_recorded_sweep_is_the_same_and_has_findings(tmp_path, scenario):
     assert read.findings == recorded.findings and read.verdict == "findings"
     assert read.complete and not read.bad_lines
     np.testing.assert_array_equal(read.matrices[0].gbps, recorded.gbps)
-    assert str(read).startswith("**Verdict: findings**") or "Verdict: findings" in str(read)
+    assert "Verdict: findings" in str(read)
     # A link that should be four times as fast.
     demanding = cluster_health.diagnose(out, expect=4 * float(np.nanmedian(recorded.gbps)))
     assert len(demanding.findings) > len(read.findings)
@@ -120,7 +120,7 @@ def test_every_option_arrives(tmp_path, scenario):
     assert (plan["iters"], plan["repeats"], plan["warmup"], plan["seed"]) == (2, 4, 1, 11)
     assert (plan["direction"], plan["order"], plan["check"]) == ("d2h", "sequential", "full")
     assert (plan["min_effect"], plan["timeout_ns"], plan["arena"]) == (0.05, 7e9, "core")
-    assert plan["expect"] == 900e9 or plan["expect"] is not None
+    assert plan["expect"] == pytest.approx(900e9)
 
     cluster_health.h2d(scenario=scenario, budget="5s", target=0.04, out=out, force=True)
     plan = json.loads((out / "run.json").read_text())["plan"]["h2d"]

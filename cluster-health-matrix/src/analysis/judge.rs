@@ -271,7 +271,7 @@ pub(crate) fn confirmed(
 /// kernel tells may be wrong, as in virtual machines.
 fn doubt_topology(findings: &mut [Finding]) {
     let lists = |finding: &Finding| {
-        [&finding.cpus, &finding.rank0_cpus, &finding.rank1_cpus].map(|list| !list.is_empty())
+        [&finding.cpus, &finding.rank0_cpus, &finding.rank1_cpus].map(Clone::clone)
     };
     let nodes: Vec<Finding> =
         findings.iter().filter(|finding| finding.kind == Kind::NumaEffect).cloned().collect();
@@ -280,8 +280,11 @@ fn doubt_topology(findings: &mut [Finding]) {
             matches!(finding.kind, Kind::SlowCore | Kind::SlowRank0Core | Kind::SlowRank1Core);
         let Some(own) = finding.effect.filter(|_| is_lines) else { continue };
         let is_as = |node: &&Finding| {
-            lists(node) == lists(finding)
-                && node.effect.is_some_and(|node| own.low < node.high && node.low < own.high)
+            // Of the same axis, and none of them is in the node itself.
+            let are_others = lists(node).iter().zip(lists(finding)).all(|(node, cpus)| {
+                node.is_empty() == cpus.is_empty() && !cpus.iter().any(|cpu| node.contains(cpu))
+            });
+            are_others && node.effect.is_some_and(|node| own.low < node.high && node.low < own.high)
         };
         let Some(node) = nodes.iter().find(is_as) else { continue };
         let numbers: Vec<String> = node.numa_nodes.iter().map(u32::to_string).collect();

@@ -194,14 +194,18 @@ pub(crate) fn sampled_confirmation(
     suspects.sort_by(|a, b| b.0.total_cmp(&a.0));
     while !suspects.is_empty() {
         let now: Vec<suspect::Suspect> = suspects.iter().map(|(_, own)| own.clone()).collect();
-        for both_sizes in [true, false] {
-            for effort in confirm::Effort::ALL {
-                let random = &mut Random::new(seed ^ CONFIRM_SEED);
-                let rounds = confirm::rounds(&table, &now, effort, usable, random);
-                if fits(rounds.iter().map(Vec::len).sum(), both_sizes) {
-                    return (rounds, both_sizes);
-                }
+        let count = |rounds: &[Vec<Cell>]| rounds.iter().map(Vec::len).sum();
+        let mut too_much = Vec::new();
+        for effort in confirm::Effort::ALL {
+            let random = &mut Random::new(seed ^ CONFIRM_SEED);
+            let rounds = confirm::rounds(&table, &now, effort, usable, random);
+            if fits(count(&rounds), true) {
+                return (rounds, true);
             }
+            too_much.push(rounds);
+        }
+        if let Some(rounds) = too_much.into_iter().find(|rounds| fits(count(rounds), false)) {
+            return (rounds, false);
         }
         suspects.truncate(suspects.len() * 4 / 5);
     }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use cluster_health_core::affinity::parse_id_list;
 use cluster_health_core::{Bandwidth, ByteSize, LoadProfile, Machine, parse_duration};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{ArenaPolicy, CheckPolicy, CorePairPlan, Direction, H2dPlan, Order, Sampling};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, as_fields};
 
 /// Longest document; the longest useful one is two lists of some thousand CPUs.
 const MOST_BYTES: usize = 1 << 20;
@@ -82,8 +82,9 @@ pub struct PlanRequest {
     expect: Option<Bandwidth>,
 }
 
-/// The plan of either sweep.
-#[derive(Debug, Clone, PartialEq)]
+/// The plan of either sweep; as JSON it is the plan itself.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
 #[non_exhaustive]
 pub enum SweepPlan {
     /// Copies between host and device.
@@ -175,12 +176,6 @@ impl PlanRequest {
             timeout: duration("timeout", document.timeout)?,
             expect: parsed("expect", document.expect)?,
         })
-    }
-
-    /// True for the sweep of two ranks.
-    #[must_use]
-    pub const fn is_pair(&self) -> bool {
-        self.is_pair
     }
 
     /// Checks everything against the machine; nothing is allocated or bound, but see
@@ -401,10 +396,7 @@ fn duration(name: &str, value: Option<Value>) -> Result<Option<Duration>> {
 
 /// The error of a type's own text, under the name of the field.
 fn renamed<T>(name: &str, result: cluster_health_core::Result<T>) -> Result<T> {
-    result.map_err(|error| match error {
-        cluster_health_core::Error::Invalid { message, .. } => Error::invalid(name, message),
-        other => other.into(),
-    })
+    result.map_err(|error| Error::named(name, error))
 }
 
 /// The builders name the options of the command line: `--rank0-cpus` is `rank0_cpus` here.
@@ -412,22 +404,10 @@ fn in_words_of_json(error: Error) -> Error {
     match error {
         Error::Invalid { option, message }
         | Error::Core(cluster_health_core::Error::Invalid { option, message }) => {
-            Error::invalid(without_dashes(&option), without_dashes(&message))
+            Error::invalid(as_fields(&option), as_fields(&message))
         }
         other => other,
     }
-}
-
-fn without_dashes(text: &str) -> String {
-    let mut parts = text.split("--");
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let end = part.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
-        let (name, rest) = part.split_at(end.unwrap_or(part.len()));
-        plain.push_str(&name.replace('-', "_"));
-        plain.push_str(rest);
-    }
-    plain
 }
 
 #[cfg(test)]

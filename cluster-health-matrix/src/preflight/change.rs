@@ -271,25 +271,37 @@ impl Common {
     }
 
     /// True when it is shown that the members of a finding stand to the rest as they did in the baseline,
-    /// to less than the share `min_change`; where there is no rest, that they are as fast as they were.
+    /// to less than the share `min_change`, and nothing else is shown at any size; where there is no
+    /// rest, that they are as fast as they were.
     pub(super) fn has(&self, finding: &Finding, min_change: f64) -> bool {
         let is_of = |ids: &[u32], id: u32| ids.is_empty() || ids.contains(&id);
         let is_member =
             |cell: &Cell| is_of(&finding.cpus, cell.cpu) && is_of(&finding.devices, cell.device);
-        let (count, members) = self.contrast(&is_member);
-        let (others, rest) = self.contrast(&|cell| !is_member(cell));
-        if count == 0 {
-            return false;
-        }
-        let (difference, error, degrees) = if others == 0 {
-            (members.difference, members.error, members.degrees)
-        } else {
-            let error = members.error.hypot(rest.error);
-            let degrees = members.degrees.min(rest.degrees);
-            (members.difference - rest.difference, error, degrees)
+        // Slower is news of what is slow, faster of what is fast.
+        let sign = if finding.effect.is_some_and(|effect| effect.ratio > 1.0) { -1.0 } else { 1.0 };
+        // How much slower (faster) the members became than the rest, with the ends of its interval.
+        let news = |bytes: Option<ByteSize>| {
+            let counts = |cell: &Cell| bytes.is_none_or(|bytes| cell.bytes == bytes);
+            let (count, members) = self.contrast(&|cell| counts(cell) && is_member(cell));
+            let (others, rest) = self.contrast(&|cell| counts(cell) && !is_member(cell));
+            let contrast = if others == 0 {
+                members
+            } else {
+                Contrast {
+                    difference: members.difference - rest.difference,
+                    error: members.error.hypot(rest.error),
+                    degrees: members.degrees.min(rest.degrees),
+                }
+            };
+            let (low, high) = contrast.interval();
+            let (least, most) = if sign > 0.0 { (-high, -low) } else { (low, high) };
+            (count > 0).then_some((-sign * contrast.difference, least, most))
         };
-        let (low, _) = Contrast { difference, error, degrees }.interval();
-        low > -smallest_log(min_change)
+        let smallest = smallest_log(min_change);
+        let is_old = news(None).is_some_and(|(_, _, most)| most < smallest);
+        let sizes: BTreeSet<ByteSize> = self.cells.iter().map(|cell| cell.bytes).collect();
+        let is_new = |(more, least, _): (f64, f64, f64)| more >= smallest && least > 0.0;
+        is_old && !sizes.into_iter().filter_map(|bytes| news(Some(bytes))).any(is_new)
     }
 }
 
@@ -334,6 +346,7 @@ fn clustered(cells: &[Cell], mean: f64, line: impl Fn(&Cell) -> u32) -> Option<C
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::analysis::Effect;
 
     fn close(a: f64, b: f64) -> bool {
         (a - b).abs() <= 1e-9 * b.abs().max(1e-9)
@@ -442,6 +455,17 @@ mod tests {
         assert!(!common(|_, device| if device == 2 { -0.1 } else { 0.0 }).has(&finding, 0.05));
         // All are slower, it as much as the others.
         assert!(common(|_, _| -0.2).has(&finding, 0.05));
+        // Slower at one of two sizes, of which the mean would count as usual.
+        let mut of_sizes = common(|_, _| 0.0);
+        let large = common(|_, device| if device == 2 { -0.08 } else { 0.0 }).cells;
+        of_sizes.cells.extend(large.into_iter().map(|cell| Cell { bytes: ByteSize(9000), ..cell }));
+        assert!(!of_sizes.has(&finding, 0.05));
+        // What is fast is news where it became faster.
+        let fast = common(|_, device| if device == 2 { 0.1 } else { 0.0 });
+        assert!(fast.has(&finding, 0.05));
+        finding.effect = Some(Effect { ratio: 1.1, low: 1.09, high: 1.11 });
+        assert!(!fast.has(&finding, 0.05) && common(|_, _| 0.0).has(&finding, 0.05));
+        finding.effect = None;
         finding.devices.clear();
         assert!(!common(|_, _| -0.2).has(&finding, 0.05));
         assert!(!Common::default().has(&finding, 0.05));

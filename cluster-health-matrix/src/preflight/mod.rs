@@ -34,6 +34,7 @@ mod change;
 mod ranks;
 mod shape;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -76,6 +77,8 @@ const LARGEST: ByteSize = ByteSize::mib(64);
 const REPEATS: u32 = 12;
 /// Share of the budget that is planned with: the time of a point is an estimate.
 const PLANNED: f64 = 0.95;
+/// Share of the budget that the sweep has, whatever touching memory takes: less would tell nothing.
+const LEAST_SWEEP: f64 = 0.5;
 
 /// The answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -399,10 +402,8 @@ impl Preflight {
             builder = builder.sizes(sizes);
         }
         let mut plan = builder.build(machine)?;
-        let rate = Bandwidth::gb_per_second(1.0);
-        let setup = plan.cost(machine, rate).setup_seconds;
         let budget = self.budget.as_secs_f64();
-        let sweep = (PLANNED * budget - setup).max(0.5 * budget);
+        let sweep = (PLANNED * budget - setup_seconds(&plan, machine)).max(LEAST_SWEEP * budget);
         plan.sample = Some(Sampling::within(Duration::from_secs_f64(sweep)));
         Ok(plan)
     }
@@ -459,9 +460,10 @@ impl Preflight {
             Some(out) => record_h2d("preflight", machine, &plan, &out.dir, &out.options, observer)?,
             None => in_memory(machine, &plan, affinity.clone(), observer)?,
         };
-        if report.manifest.points.measured == 0 && report.manifest.status == RunStatus::Complete {
-            let reasons: Vec<&str> = report.reasons.keys().map(String::as_str).take(3).collect();
-            return Err(Error::output("nothing could be measured", reasons.join("; ")));
+        if report.manifest.status == RunStatus::Complete
+            && let Some(nothing) = report.nothing_measured()
+        {
+            return Err(nothing);
         }
         let mut node = NodeOutcome {
             host: report.manifest.environment.hostname.clone(),
@@ -477,13 +479,27 @@ impl Preflight {
             host_ns: 0,
         };
         let mut reasons = Reasons::default();
+        let setup = setup_seconds(&plan, machine);
+        if setup > (PLANNED - LEAST_SWEEP) * self.budget.as_secs_f64() {
+            node.notes.push(format!(
+                "touching host memory may take {setup:.1} s beside the sweep, too much for the budget: \
+                 fewer or smaller sizes need less"
+            ));
+        }
         let common = baseline.known.as_ref().map(|known| {
             let here = Origin::of(&report.manifest, Some(&affinity));
             let all = (self.cpus.is_none(), self.devices.is_none());
             let shape = Shape::of(machine, &plan, &here, known, all, &census.cpus);
             self.against(&mut node, &mut reasons, &report, known, shape)
         });
-        self.judge(&mut node, &mut reasons, &report, common.flatten().as_ref(), &census.cpus);
+        let bindable = baseline.known.as_ref().and_then(|known| known.bindable.as_ref());
+        self.judge(
+            &mut node,
+            &mut reasons,
+            &report,
+            common.flatten().as_ref(),
+            (&census.cpus, bindable),
+        );
         self.look_at_the_rest(&mut node, &mut reasons, machine, baseline, &census.cpus);
         let points = report.manifest.points;
         let why: Vec<&str> = report.reasons.keys().map(String::as_str).take(3).collect();
@@ -513,8 +529,12 @@ impl Preflight {
             let text = format!("device {} is unavailable: {why}", device.id());
             match known {
                 None => reasons.unclear.push(text),
-                // One that the baseline has is lost, which is told already.
-                Some(known) if known.has_device(device.id().0) => {}
+                // One that the baseline has is lost, which is told where the two can be compared.
+                Some(known) if known.has_device(device.id().0) => {
+                    if node.baseline.as_ref().is_some_and(|known| !known.differences.is_empty()) {
+                        reasons.unclear.push(text);
+                    }
+                }
                 Some(_) => node.notes.push(format!("{text}; the baseline has it not either")),
             }
         }
@@ -573,7 +593,7 @@ impl Preflight {
         let is_size = |change: &&Change| change.axis == "size";
         let slower = || in_state(ChangeState::Slower);
         reasons.fail.extend(slower().filter(is_size).map(line));
-        // The least slow of them is what the others have in common with it.
+        // Devices and nodes that are no slower than the slowest size share its cause.
         let common = slower().filter(is_size).filter_map(|change| change.ratio);
         let common = common.fold(f64::INFINITY, f64::min);
         let common = if common.is_finite() { common } else { 1.0 };
@@ -608,7 +628,7 @@ impl Preflight {
         reasons: &mut Reasons,
         report: &Report,
         common: Option<&Common>,
-        census: &[CpuRecord],
+        (census, bindable): (&[CpuRecord], Option<&BTreeSet<u32>>),
     ) {
         let told: Vec<u32> =
             node.findings.iter().flat_map(|judged| judged.finding.cpus.clone()).collect();
@@ -621,8 +641,15 @@ impl Preflight {
         findings.retain(|finding| finding.kind != Kind::Unbindable || !finding.cpus.is_empty());
         if self.cpus.is_none() {
             let refused = shape::refused(census);
-            let refused: Vec<(u32, String)> =
-                refused.into_iter().filter(|(cpu, _)| !told.contains(cpu)).collect();
+            let (usual, refused): (Vec<_>, Vec<_>) = refused
+                .into_iter()
+                .filter(|(cpu, _)| !told.contains(cpu))
+                .partition(|(cpu, _)| bindable.is_some_and(|bindable| !bindable.contains(cpu)));
+            if !usual.is_empty() {
+                let cpus: Vec<u32> = usual.iter().map(|(cpu, _)| *cpu).collect();
+                let cpus = list(&cpus);
+                node.notes.push(format!("as in the baseline: CPU {cpus} cannot be bound"));
+            }
             if !refused.is_empty() {
                 let inference = "The kernel has these CPUs in use and lets this process have them, \
                                  but no thread of it could be bound to them.";
@@ -668,6 +695,11 @@ impl Reasons {
         self.fail.append(&mut self.unclear);
         (verdict, self.fail)
     }
+}
+
+/// What touching host memory takes before the sweep, at a rate that every machine has.
+fn setup_seconds(plan: &H2dPlan, machine: &Machine) -> f64 {
+    plan.cost(machine, Bandwidth::gb_per_second(1.0)).setup_seconds
 }
 
 fn nanoseconds(time: Duration) -> u64 {

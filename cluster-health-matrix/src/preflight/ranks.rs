@@ -216,22 +216,23 @@ impl Ranks<'_> {
         observer: &dyn Observer,
     ) -> Result<T> {
         let began = Instant::now();
-        let message = loop {
+        let received = loop {
             let left = bound.saturating_sub(began.elapsed());
             self.group.set_timeout(left.min(LOOK_UP));
             match self.group.receive(from) {
                 Err(cluster_health_core::Error::Rank { timed_out: true, .. }) => {
                     if observer.is_cancelled() {
-                        return Err(Error::Cancelled);
+                        break Err(Error::Cancelled);
                     }
                     if began.elapsed() >= bound {
-                        return Err(cluster_health_core::Error::rank_timeout(from, bound).into());
+                        break Err(cluster_health_core::Error::rank_timeout(from, bound).into());
                     }
                 }
-                received => break received?,
+                received => break received.map_err(Error::from),
             }
         };
         self.group.set_timeout(self.timeout);
+        let message = received?;
         serde_json::from_slice(&message)
             .map_err(|error| Error::format(format!("rank {from}'s message"), error.to_string()))
     }
@@ -248,15 +249,15 @@ struct Watched<'a> {
 
 impl Observer for Watched<'_> {
     fn sample(&mut self, sample: &Sample) -> Result<()> {
+        self.inner.sample(sample)
+    }
+
+    fn between_visits(&mut self, progress: &Progress) {
         if self.looked.elapsed() >= CHECK && self.lost.is_none() {
             self.looked = Instant::now();
             let alive = self.others.iter().try_for_each(|rank| self.group.check_alive(*rank));
             self.lost = alive.err();
         }
-        self.inner.sample(sample)
-    }
-
-    fn between_visits(&mut self, progress: &Progress) {
         self.inner.between_visits(progress);
     }
 

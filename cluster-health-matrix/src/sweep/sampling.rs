@@ -40,7 +40,6 @@ struct Field<'a> {
     /// Cells whose CPUs share a core, and a CPU: too few to be met by chance.
     classes: [Vec<Cell>; 2],
     sizes: &'a [ByteSize],
-    budget: f64,
     budget_ns: u64,
     is_pair: bool,
 }
@@ -85,15 +84,13 @@ fn measure<P: Points, B: Blocks>(
         lines,
         classes,
         sizes: &sizes,
-        #[allow(clippy::cast_precision_loss, reason = "a share of it is taken")]
-        budget: sample.budget_ns as f64,
         budget_ns: sample.budget_ns,
         is_pair: table.sweep.is_pair(),
     };
     let mut random = Random::new(extent.seed ^ 0x7361_6d70);
 
     schedule.begin_block();
-    let base = BASE_SHARE * field.budget;
+    let base = BASE_SHARE * field.budget();
     for visit in field.pilot(&mut random) {
         let Some(_) = run.visits(schedule, vec![visit], Phase::Blocks, base, &field)? else {
             return Ok(false);
@@ -113,10 +110,12 @@ fn measure<P: Points, B: Blocks>(
                 schedule.begin_block();
             }
             let visits = all_sizes(&field.all(), &sizes);
-            let limit = SEEKING_SHARE * field.budget;
-            let Some(_) = run.visits(schedule, visits, Phase::Blocks, limit, &field)? else {
-                return Ok(false);
-            };
+            let limit = SEEKING_SHARE * field.budget();
+            match run.visits(schedule, visits, Phase::Blocks, limit, &field)? {
+                None => return Ok(false),
+                Some(false) => break,
+                Some(true) => {}
+            }
         }
     } else {
         let others = if sizes.len() > 1 { OTHER_SIZES_SHARE } else { 0.0 };
@@ -142,7 +141,7 @@ fn measure<P: Points, B: Blocks>(
                 field.spread(count.min(cells), &mut random).into_iter().map(|c| (c, bytes)),
             );
         }
-        let limit = SEEKING_SHARE * field.budget;
+        let limit = SEEKING_SHARE * field.budget();
         random.shuffle(&mut visits);
         let portions = if sample.target.is_some() { PORTIONS } else { 1 };
         for portion in visits.chunks(visits.len().div_ceil(portions).max(1)) {
@@ -183,7 +182,7 @@ fn measure<P: Points, B: Blocks>(
     if let Some(min_effect) = extent.confirm
         && let Some(table) = run.gathered.first().and_then(|load| load.table.clone())
     {
-        let limit = MARGIN * field.budget;
+        let limit = MARGIN * field.budget();
         // Where there is time for little, two sizes tell whether an effect grows with the bytes.
         let mut confirmed = sizes.clone();
         if blocks == 0 {
@@ -216,6 +215,11 @@ fn measure<P: Points, B: Blocks>(
 }
 
 impl Field<'_> {
+    #[allow(clippy::cast_precision_loss, reason = "a share of it is taken")]
+    const fn budget(&self) -> f64 {
+        self.budget_ns as f64
+    }
+
     /// A few cells of every size, from which the time of points is known.
     fn pilot(&self, random: &mut Random) -> Vec<(Cell, ByteSize)> {
         all_sizes(&self.spread(PILOT, random), self.sizes)

@@ -296,10 +296,7 @@ pub(crate) struct PairArgs {
 
 /// `value` without its option's name in front: the command line names the option.
 pub(crate) fn named<T>(option: &str, result: cluster_health_core::Result<T>) -> Result<T> {
-    result.map_err(|error| match error {
-        cluster_health_core::Error::Invalid { message, .. } => Error::invalid(option, message),
-        other => other.into(),
-    })
+    result.map_err(|error| Error::named(option, error))
 }
 
 pub(crate) fn parse_list(option: &str, text: &str) -> Result<Option<Vec<u32>>> {

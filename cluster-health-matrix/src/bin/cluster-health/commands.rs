@@ -280,8 +280,10 @@ fn record_run(
     if report.manifest.status == RunStatus::Interrupted {
         log!("interrupted; what was measured is in {}, --resume goes on", args.out.display());
     }
-    if report.manifest.points.measured == 0 && report.manifest.status == RunStatus::Complete {
-        return Err(nothing_measured(&report));
+    if report.manifest.status == RunStatus::Complete
+        && let Some(nothing) = report.nothing_measured()
+    {
+        return Err(nothing);
     }
     show(&report, &args.out, args.output.json);
     Ok(outcome(&report))
@@ -300,8 +302,8 @@ fn outcome(report: &Report) -> Done {
 
 fn diagnose(args: &DiagnoseArgs) -> Result<Done> {
     let report = Report::read_expecting(&args.dir, args.expect()?)?;
-    if report.manifest.points.measured == 0 {
-        return Err(nothing_measured(&report));
+    if let Some(nothing) = report.nothing_measured() {
+        return Err(nothing);
     }
     for line in &report.bad_lines {
         log!("warning: {}, {line}", args.dir.join(SAMPLES).display());
@@ -341,13 +343,6 @@ fn announce(machine: &Machine, plan: &PlanRecord, notes: &[String], out: &Path) 
     for reason in h2d.chain(pairs) {
         log!("warning: {reason}; its points will be skipped");
     }
-}
-
-fn nothing_measured(report: &Report) -> Error {
-    let reasons: Vec<&str> = report.reasons.keys().map(String::as_str).take(3).collect();
-    let why =
-        if reasons.is_empty() { "the log has no point".to_owned() } else { reasons.join("; ") };
-    Error::output("nothing could be measured", why)
 }
 
 /// The first Ctrl-C asks for the end, the second one ends at once.

@@ -7,6 +7,7 @@ use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args};
 use cluster_health_core::parse_duration;
 use cluster_health_matrix::preflight::{Baseline, Gate, Preflight};
+use cluster_health_matrix::report::ReportOptions;
 use cluster_health_matrix::run::OpenMode;
 use cluster_health_matrix::session::RecordOptions;
 use cluster_health_matrix::{CancelToken, Result};
@@ -116,6 +117,10 @@ pub(crate) fn preflight(args: &PreflightArgs) -> Result<Done> {
         }
         Membership::Alone { .. } => (None, 0),
     };
+    // Of several ranks it is not known yet which one writes.
+    if let (Some(out), None) = (&args.out, &group) {
+        guard::records(out, Some(ReportOptions::default()));
+    }
     let mut terminal = Terminal::new(args.output.quiet || rank > 0, cancel);
     let outcome = preflight.run(&machine, &baseline, group.as_mut(), &mut terminal);
     terminal.finish();
