@@ -114,7 +114,7 @@ impl Report {
         let place = dir.join(crate::run::MANIFEST).display().to_string();
         Self::gather(manifest, affinity, &place, expect, |take| {
             SampleReader::open(dir)?
-                .for_each_line(&mut |line| take(line.as_ref().map_err(|bad| bad.reason.as_str())))
+                .for_each_line(&mut |line| take(line.map_err(|bad| bad.reason.as_str())))
         })
     }
 

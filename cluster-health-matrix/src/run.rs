@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{channel, sync_channel};
 use std::time::SystemTime;
 
 use cluster_health_core::affinity::{Census, CpuRecord, parse_id_list};
@@ -602,43 +602,53 @@ const PARSERS: usize = 2;
 /// Bytes that are parsed together.
 const BATCH: usize = 1 << 17;
 
-/// Lines that are not parsed yet.
+/// Lines and what they say. Its room goes round between the threads and is used again: otherwise one
+/// thread would allocate what another one frees, which takes as long as the parsing.
 #[derive(Debug, Default)]
-struct RawLines {
+struct Batch {
     bytes: Vec<u8>,
     /// Where each line ends.
     ends: Vec<usize>,
     /// Number of the first one.
     first: u64,
+    /// At the places of their lines; those beyond, and of bad lines, are of no meaning.
+    samples: Vec<Sample>,
+    /// The bad lines in their order.
+    bad: Vec<BadLine>,
 }
 
-impl RawLines {
-    fn parse(&self) -> Vec<Result<Sample, BadLine>> {
+impl Batch {
+    fn parse(&mut self) {
+        self.bad.clear();
+        let blank = || Sample::new(0, Sweep::H2d, ByteSize(0));
+        self.samples.resize_with(self.samples.len().max(self.ends.len()), blank);
         let mut start = 0;
-        (self.first..)
-            .zip(&self.ends)
-            .map(|(number, &end)| {
-                let line = &self.bytes[start..end];
-                start = end;
-                parse(line, number)
-            })
-            .collect()
+        for ((number, &end), sample) in (self.first..).zip(&self.ends).zip(&mut self.samples) {
+            self.bad.extend(parse(&self.bytes[start..end], number, sample).err());
+            start = end;
+        }
+    }
+
+    fn for_each(&self, take: &mut dyn FnMut(Result<&Sample, &BadLine>)) {
+        let mut bad = self.bad.iter().peekable();
+        for (number, (_, sample)) in (self.first..).zip(self.ends.iter().zip(&self.samples)) {
+            take(bad.next_if(|bad| bad.line == number).map_or(Ok(sample), Err));
+        }
     }
 }
 
-/// A line of a log.
-fn parse(line: &[u8], number: u64) -> Result<Sample, BadLine> {
+/// Reads a line of a log into `sample`, whose room it uses again.
+fn parse(line: &[u8], number: u64, sample: &mut Sample) -> Result<(), BadLine> {
     let bad = |reason: String, torn| BadLine { line: number, reason, torn };
     if line.last() != Some(&b'\n') {
         return Err(bad("the line has no end".to_owned(), true));
     }
-    let sample = match crate::line::parse(line) {
-        Some(sample) => sample,
-        None => serde_json::from_slice::<Sample>(line.trim_ascii_end())
-            .map_err(|error| bad(error.to_string(), false))?,
-    };
+    if crate::line::parse(line, sample).is_none() {
+        *sample = serde_json::from_slice(line.trim_ascii_end())
+            .map_err(|error| bad(error.to_string(), false))?;
+    }
     if sample.has_possible_times() {
-        Ok(sample)
+        Ok(())
     } else {
         Err(bad("its times are longer than 146 years".to_owned(), false))
     }
@@ -683,7 +693,11 @@ impl SampleReader {
     /// # Errors
     /// When the file cannot be read.
     pub fn next_line(&mut self) -> Result<Option<Result<Sample, BadLine>>> {
-        Ok(self.read_line()?.then(|| parse(&self.line, self.number)))
+        if !self.read_line()? {
+            return Ok(None);
+        }
+        let mut sample = Sample::new(0, Sweep::H2d, ByteSize(0));
+        Ok(Some(parse(&self.line, self.number, &mut sample).map(|()| sample)))
     }
 
     /// Hands every line that is left to `take`, in their order, while other threads parse those that
@@ -691,18 +705,19 @@ impl SampleReader {
     ///
     /// # Errors
     /// When the file cannot be read; the lines before that were handed over.
-    pub fn for_each_line(mut self, take: &mut dyn FnMut(Result<Sample, BadLine>)) -> Result<()> {
-        type Parsed = Vec<Result<Sample, BadLine>>;
+    pub fn for_each_line(mut self, take: &mut dyn FnMut(Result<&Sample, &BadLine>)) -> Result<()> {
         std::thread::scope(|scope| {
             let mut to_parsers = Vec::with_capacity(PARSERS);
             let mut from_parsers = Vec::with_capacity(PARSERS);
+            let (send_used, used) = channel::<Batch>();
             for _ in 0..PARSERS {
-                let (send_raw, raw) = sync_channel::<RawLines>(2);
-                let (send_parsed, parsed) = sync_channel::<Parsed>(2);
+                let (send_raw, raw) = sync_channel::<Batch>(2);
+                let (send_parsed, parsed) = sync_channel::<Batch>(2);
                 scope.spawn(move || {
-                    for lines in raw {
+                    for mut batch in raw {
+                        batch.parse();
                         // Nobody waits any more: the reader ends, too.
-                        if send_parsed.send(lines.parse()).is_err() {
+                        if send_parsed.send(batch).is_err() {
                             break;
                         }
                     }
@@ -712,16 +727,19 @@ impl SampleReader {
             }
             let reader = scope.spawn(move || -> Result<()> {
                 for parser in to_parsers.iter().cycle() {
-                    let mut lines = RawLines { first: self.number + 1, ..RawLines::default() };
-                    while lines.bytes.len() < BATCH {
+                    let mut batch = used.try_recv().unwrap_or_default();
+                    batch.first = self.number + 1;
+                    batch.bytes.clear();
+                    batch.ends.clear();
+                    while batch.bytes.len() < BATCH {
                         if !self.read_line()? {
                             break;
                         }
-                        lines.bytes.extend_from_slice(&self.line);
-                        lines.ends.push(lines.bytes.len());
+                        batch.bytes.extend_from_slice(&self.line);
+                        batch.ends.push(batch.bytes.len());
                     }
-                    let is_last = lines.ends.is_empty();
-                    if is_last || parser.send(lines).is_err() {
+                    let is_last = batch.ends.is_empty();
+                    if is_last || parser.send(batch).is_err() {
                         break;
                     }
                 }
@@ -729,7 +747,9 @@ impl SampleReader {
             });
             for parsed in from_parsers.iter().cycle() {
                 let Ok(batch) = parsed.recv() else { break };
-                batch.into_iter().for_each(&mut *take);
+                batch.for_each(&mut *take);
+                // The reader may have ended.
+                send_used.send(batch).ok();
             }
             reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })

@@ -15,15 +15,16 @@ use std::time::{Duration, Instant};
 use cluster_health_core::affinity::{CpuSet, parse_id_list};
 use cluster_health_core::topology::Topology;
 use cluster_health_core::{
-    Bandwidth, ByteSize, LoadProfile, RankEnvironment, RankFamily, RankGroup, Scenario,
+    Bandwidth, ByteSize, LoadProfile, Machine, RankEnvironment, RankFamily, RankGroup, Scenario,
     parse_duration,
 };
-use cluster_health_matrix::calibrate::Calibration;
+use cluster_health_matrix::calibrate::{CALIBRATION, Calibration};
 use cluster_health_matrix::compare::{CompareOptions, compare};
 use cluster_health_matrix::older::import::{ImportRequest, Imported, SourceFormat, read};
 use cluster_health_matrix::output::{csv, markdown};
 use cluster_health_matrix::placement::Placement;
 use cluster_health_matrix::policies::{Policy, parse_policies};
+use cluster_health_matrix::preflight::{Baseline, Gate, Outcome, Preflight};
 use cluster_health_matrix::report::{Report, ReportOptions};
 use cluster_health_matrix::run::{
     MANIFEST, Manifest, OpenMode, RunFolder, SAMPLES, SampleReader, timings_of_log, write_json,
@@ -39,9 +40,10 @@ use tempfile::TempDir;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     ("run_folder", run_folder),
     ("samples", samples),
+    ("baseline", baseline),
     ("older_json", older_json),
     ("older_xlsx", older_xlsx),
     ("older_csv", older_csv),
@@ -147,7 +149,10 @@ pub fn samples(data: &[u8]) {
     }
     assert!(reader.next_line().unwrap().is_none());
     let mut beside = Vec::new();
-    SampleReader::open(dir.path()).unwrap().for_each_line(&mut |line| beside.push(line)).unwrap();
+    SampleReader::open(dir.path())
+        .unwrap()
+        .for_each_line(&mut |line| beside.push(line.cloned().map_err(Clone::clone)))
+        .unwrap();
     assert_eq!(beside, one_by_one);
     drop(timings_of_log(dir.path(), 0));
 }
@@ -158,6 +163,29 @@ fn nanoseconds(sample: &Sample) -> u128 {
     let lists = lists.chain(sample.rank_ns.iter().flatten());
     let single = [sample.t_ns, Some(sample.touch_ns), Some(sample.bind_ns), sample.skew_ns];
     lists.flatten().chain(single.iter().flatten()).map(|&time| u128::from(time)).sum()
+}
+
+/// The `calibration.json` of a known-good run: a preflight of a small machine against it has an answer
+/// or an error, passes only what it compared, and its document is read again alike.
+pub fn baseline(data: &[u8]) {
+    const MACHINE: &str = "[machine]\ncpus = 4\nnuma_nodes = 2\ndevices = 2\n";
+    let dir = folder();
+    let path = dir.path().join(CALIBRATION);
+    fs::write(&path, data).unwrap();
+    let Ok(baseline) = Baseline::read(&path) else { return };
+    assert!(baseline.sizes().is_sorted_by(|a, b| a < b));
+    let machine = Machine::synthetic(Scenario::parse(MACHINE, "small").unwrap()).unwrap();
+    let preflight = Preflight::new().budget(Duration::from_millis(200));
+    let Ok(outcome) = preflight.run(&machine, &baseline, None, &mut ()) else { return };
+    let against = outcome.nodes[0].baseline.as_ref().unwrap();
+    assert!(outcome.verdict != Gate::Pass || against.cells > 0);
+    for change in &against.changes {
+        if let (Some(ratio), Some(low), Some(high)) = (change.ratio, change.low, change.high) {
+            assert!(low <= ratio && ratio <= high, "{change:?}");
+        }
+    }
+    let text = serde_json::to_vec(&outcome).unwrap();
+    assert_eq!(serde_json::from_slice::<Outcome>(&text).unwrap(), outcome);
 }
 
 fn check_import(request: &ImportRequest, imported: &Imported) {
@@ -308,7 +336,7 @@ pub fn scenario(data: &[u8]) {
     let places = scenario.cpu_places();
     assert!(places.len() <= 1 << 16);
     if places.len() <= 256 {
-        drop(cluster_health_core::Machine::synthetic(scenario));
+        drop(Machine::synthetic(scenario));
     }
 }
 

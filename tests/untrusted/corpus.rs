@@ -56,5 +56,5 @@ macro_rules! replay {
 }
 
 replay! {
-    run_folder samples older_json older_xlsx older_csv scenario lists launcher sysfs channel
+    run_folder samples baseline older_json older_xlsx older_csv scenario lists launcher sysfs channel
 }
