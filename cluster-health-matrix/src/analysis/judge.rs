@@ -12,6 +12,7 @@ use super::suspect::{
     rests,
 };
 use super::table::{Kinship, Obs, Table};
+use super::{artefact, later};
 use crate::samples::Sweep;
 use crate::student::holm;
 
@@ -260,6 +261,10 @@ pub(crate) fn confirmed(
     let spread = [0, 1]
         .map(|axis| levels.iter().rev().flatten().next().map_or(0.0, |levels| levels[axis].spread));
     for mut group in group(found, spread) {
+        if let Some(step) = became_slow(table, fits, suspects, &group) {
+            findings.push(step);
+            continue;
+        }
         join(&mut group, &mut unvisited);
         findings.extend(describe(table, fits, &group));
     }
@@ -369,6 +374,41 @@ fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool 
     let before = crate::stats::median(&mut levels[..at].to_vec());
     let after = crate::stats::median(&mut levels[at..].to_vec());
     delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
+}
+
+/// The step of a group of devices that were not slow from the first.
+fn became_slow(
+    table: &Table,
+    fits: &[Option<Fit>],
+    suspects: &[Suspect],
+    group: &[Confirmed],
+) -> Option<Finding> {
+    if table.sweep.is_pair() {
+        return None;
+    }
+    let cols = |shape: &Shape| match shape {
+        Shape::Lines { axis: 1, members, node: None } => members.clone(),
+        _ => Vec::new(),
+    };
+    let members: BTreeSet<usize> = group.iter().flat_map(|own| cols(&own.shape)).collect();
+    let suspected: BTreeSet<usize> =
+        suspects.iter().flat_map(|suspect| cols(&suspect.shape)).collect();
+    let estimates: Vec<Option<Estimate>> =
+        (0..fits.len()).map(|size| pooled(group, size)).collect();
+    let effects: Vec<Option<f64>> =
+        estimates.iter().map(|estimate| Some((*estimate)?.effect)).collect();
+    let seq = later::began(table, fits, &suspected, &members, &effects)?;
+    let size = group.iter().map(|own| own.size).max()?;
+    let estimate = estimates[size]?;
+    let mut finding = artefact::time::step_finding(table, seq);
+    finding.devices = ids(&table.cols, members);
+    finding.effect = Some(effect_of(estimate.effect, estimate.se));
+    finding.facts.push(format!(
+        "rates of these devices × {:.3} from there on, at {}",
+        (-estimate.effect).exp(),
+        table.sizes[size]
+    ));
+    Some(finding)
 }
 
 /// Visits that must show the effect: all but one of all rounds, else all of them, at least two.

@@ -8,6 +8,7 @@ mod evidence;
 mod finding;
 mod fit;
 mod judge;
+mod later;
 mod load;
 mod one_block;
 mod sparse;

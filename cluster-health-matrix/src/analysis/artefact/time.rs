@@ -339,7 +339,7 @@ pub(crate) fn effect(delta: f64, error: f64) -> Effect {
 }
 
 /// The finding of a step without its size.
-fn step_finding(table: &Table, seq: u32) -> Finding {
+pub(crate) fn step_finding(table: &Table, seq: u32) -> Finding {
     let mut finding = Finding::new(Kind::TimeStep, Some(table.sweep), Some(&table.load));
     let last = table.obs.last().map_or(0, |obs| obs.seq);
     let t_s = table.obs.iter().find(|obs| obs.seq >= seq).map_or(f32::NAN, |obs| obs.t_s);
