@@ -8,12 +8,13 @@ use super::confirm::{Estimate, ROUNDS, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates, names, sorted};
 use super::fit::{self, Fit};
 use super::suspect::{
-    AxisLevels, Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals,
+    AxisLevels, LEAST_NODE, Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals,
     rests,
 };
 use super::table::{Kinship, Obs, Table};
 use super::{artefact, later};
 use crate::samples::Sweep;
+use crate::stats::median;
 use crate::student::holm;
 
 /// Family-wise error of all structural findings of a run.
@@ -254,13 +255,23 @@ pub(crate) fn confirmed(
         .map(|((_, confirmed), _)| confirmed)
         .collect();
     absorb(&mut found);
+    let middle = |size: usize, axis: usize, mates: &[usize]| -> Option<f64> {
+        let (fit, levels) = (fits.get(size)?.as_ref()?, levels.get(size)?.as_ref()?);
+        let level = if axis == 0 { &fit.row } else { &fit.col };
+        let present = mates.iter().filter(|&&at| levels[axis].level[at].is_finite());
+        let mut mates: Vec<f64> = present.map(|&at| level[at] - levels[axis].center).collect();
+        (mates.len() >= LEAST_NODE - 1).then(|| median(&mut mates))
+    };
+    leave_to_nodes(table, &mut found, &middle);
     let shapes: Vec<Shape> = found.iter().map(|confirmed| confirmed.shape.clone()).collect();
     found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
     found.sort_by_key(|confirmed| order(&confirmed.shape));
     let mut findings = Vec::new();
     let spread = [0, 1]
         .map(|axis| levels.iter().rev().flatten().next().map_or(0.0, |levels| levels[axis].spread));
-    for mut group in group(found, spread) {
+    let mut groups = group(found, spread);
+    make_nodes(table, &mut groups, spread);
+    for mut group in groups {
         if let Some(step) = became_slow(table, fits, suspects, &group) {
             findings.push(step);
             continue;
@@ -270,6 +281,123 @@ pub(crate) fn confirmed(
     }
     doubt_topology(&mut findings);
     (findings, unvisited)
+}
+
+/// Takes out single lines that are slow as their whole node is: as it was found to be, or as the lines
+/// beside them are (`middle` of a size, an axis and lines).
+fn leave_to_nodes(
+    table: &Table,
+    found: &mut Vec<Confirmed>,
+    middle: &dyn Fn(usize, usize, &[usize]) -> Option<f64>,
+) {
+    let all = found.clone();
+    found.retain(|confirmed| {
+        let Shape::Lines { axis, members, node: None } = &confirmed.shape else { return true };
+        if *axis == 1 && !table.sweep.is_pair() {
+            return true;
+        }
+        let [line] = members[..] else { return true };
+        let Some(own) = confirmed.by_size[confirmed.size] else { return true };
+        let of_node = all.iter().find_map(|other| match &other.shape {
+            Shape::Lines { axis: other_axis, members, node: Some(_) }
+                if other_axis == axis && members.contains(&line) =>
+            {
+                other.by_size[confirmed.size]
+            }
+            _ => None,
+        });
+        let of_node = of_node.map(|node| node.effect).or_else(|| {
+            let nodes = table.nodes(*axis);
+            let mut mates = nodes.into_values().find(|members| members.contains(&line))?;
+            let is_alone = |at: &usize| {
+                !all.iter().any(|other| {
+                    matches!(&other.shape, Shape::Lines { axis: of, members, node: None }
+                        if of == axis && members == &[*at])
+                })
+            };
+            mates.retain(is_alone);
+            middle(confirmed.size, *axis, &mates)
+        });
+        // A node that is hardly slow leaves a line its own.
+        of_node.is_none_or(|node| node < own.effect / 2.0 || own.effect - node > confirmed.threshold)
+    });
+}
+
+/// Groups of single lines that are all lines of their nodes are these nodes, and those that are as other
+/// nodes are belong to these.
+fn make_nodes(table: &Table, groups: &mut Vec<Vec<Confirmed>>, spread: [f64; 2]) {
+    // A device's node says where it is plugged in, not what it is.
+    let axes = if table.sweep.is_pair() { 2 } else { 1 };
+    for axis in 0..axes {
+        let nodes = table.nodes(axis);
+        let is_of = |group: &[Confirmed], wants_node: bool| {
+            group.iter().all(|own| match own.shape {
+                Shape::Lines { axis: of, node, .. } => of == axis && node.is_some() == wants_node,
+                _ => false,
+            })
+        };
+        let mut at = 0;
+        while at < groups.len() {
+            let lines: BTreeSet<usize> = groups[at]
+                .iter()
+                .flat_map(|own| match &own.shape {
+                    Shape::Lines { members, .. } => members.clone(),
+                    _ => Vec::new(),
+                })
+                .collect();
+            let touched: Vec<(u32, &Vec<usize>)> = nodes
+                .iter()
+                .filter(|(_, members)| members.iter().any(|line| lines.contains(line)))
+                .map(|(node, members)| (*node, members))
+                .collect();
+            let is_whole = touched.len() < nodes.len()
+                && touched.iter().map(|(_, members)| members.len()).sum::<usize>() == lines.len();
+            if !is_of(&groups[at], false) || !is_whole {
+                at += 1;
+                continue;
+            }
+            let healthy = 4.0 * spread[axis];
+            let same = groups.iter().position(|other| {
+                is_of(other, true)
+                    && other.iter().any(|a| {
+                        groups[at].iter().all(|b| alike(&a.by_size, &b.by_size, healthy))
+                    })
+            });
+            // Few lines of a node are single CPUs, unless another node is as they are.
+            if same.is_none() && touched.iter().any(|(_, members)| members.len() < LEAST_NODE) {
+                at += 1;
+                continue;
+            }
+            let of_nodes: Vec<Confirmed> = touched
+                .into_iter()
+                .map(|(node, members)| {
+                    let own: Vec<Confirmed> = groups[at]
+                        .iter()
+                        .filter(|own| match &own.shape {
+                            Shape::Lines { members: own, .. } => members.contains(&own[0]),
+                            _ => false,
+                        })
+                        .cloned()
+                        .collect();
+                    let by_size =
+                        (0..own[0].by_size.len()).map(|size| pooled(&own, size)).collect();
+                    let shape =
+                        Shape::Lines { axis, members: members.clone(), node: Some(node) };
+                    Confirmed { shape, by_size, ..own[0].clone() }
+                })
+                .collect();
+            match same {
+                Some(same) => {
+                    groups[same].extend(of_nodes);
+                    groups.remove(at);
+                }
+                None => {
+                    groups[at] = of_nodes;
+                    at += 1;
+                }
+            }
+        }
+    }
 }
 
 /// CPUs that are not as the rest of their own node but exactly as another node: the topology that the
@@ -371,8 +499,8 @@ fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool 
         .map(|(obs, time)| f64::from(obs.ln) - fit.mu - fit.row[usize::from(obs.row)] - time)
         .collect();
     let Some((at, delta)) = fit::step_above(&levels, 3, 4.5) else { return false };
-    let before = crate::stats::median(&mut levels[..at].to_vec());
-    let after = crate::stats::median(&mut levels[at..].to_vec());
+    let before = median(&mut levels[..at].to_vec());
+    let after = median(&mut levels[at..].to_vec());
     delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
 }
 
@@ -904,7 +1032,7 @@ pub(crate) fn unsteady(table: &Table, fits: &[Option<Fit>], suspects: &[Suspect]
     let mut findings = Vec::new();
     for ((counts, visits), axis) in counts.iter().zip(&visits).zip([&table.rows, &table.cols]) {
         let share = |&(all, slow): &(u32, u32)| f64::from(slow) / f64::from(all.max(1));
-        let usual = crate::stats::median(&mut counts.iter().map(share).collect::<Vec<f64>>());
+        let usual = median(&mut counts.iter().map(share).collect::<Vec<f64>>());
         let limit = UNSTEADY_SHARE.max(4.0 * usual);
         let unsteady: Vec<usize> = (0..counts.len())
             .filter(|&line| {

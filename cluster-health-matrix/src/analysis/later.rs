@@ -14,7 +14,7 @@ use crate::stats::median;
 /// Logarithm of how much more likely the first points must be without the effect than with it.
 const EVIDENCE: f64 = 16.0;
 /// What one point counts at most: single fast points are no step.
-const OF_POINT: f64 = 8.0;
+const OF_POINT: f64 = 10.0;
 
 /// The point (by seq) before which the devices at `members` were not slow; `None` when they always were.
 /// `effects` are those of the confirming visits by size, logarithm of the time.

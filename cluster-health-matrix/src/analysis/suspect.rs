@@ -75,7 +75,7 @@ impl AxisLevels {
 const NODE_SHARE: f64 = 0.85;
 
 /// Fewer lines of a node are single CPUs.
-const LEAST_NODE: usize = 3;
+pub(crate) const LEAST_NODE: usize = 3;
 
 /// A healthy spread is not known from a few lines: so many lines of this spread are added to them.
 const PRIOR_LINES: f64 = 6.0;
