@@ -2,7 +2,7 @@
 //! and must be taken out of the times before ratios are compared.
 
 use super::fit::Fit;
-use super::table::Table;
+use super::table::{Obs, Table};
 use crate::stats::median;
 
 /// From `seq` on every transfer (to the device, if one is named) took `ns` longer.
@@ -11,6 +11,13 @@ pub(crate) struct Additive {
     pub(crate) seq: u32,
     pub(crate) col: Option<usize>,
     pub(crate) ns: f64,
+}
+
+impl Additive {
+    /// True for a point that has it.
+    pub(crate) fn is_in(&self, obs: &Obs) -> bool {
+        obs.seq >= self.seq && self.col.is_none_or(|col| col == usize::from(obs.col))
+    }
 }
 
 /// Share of the time of the smallest size that such a cost must have.
@@ -110,13 +117,7 @@ fn shift_of_probes(
 /// Takes the costs out of the times.
 pub(crate) fn remove(table: &mut Table, costs: &[Additive]) {
     for obs in &mut table.obs {
-        let cost: f64 = costs
-            .iter()
-            .filter(|cost| {
-                obs.seq >= cost.seq && cost.col.is_none_or(|col| col == usize::from(obs.col))
-            })
-            .map(|cost| cost.ns)
-            .sum();
+        let cost: f64 = costs.iter().filter(|cost| cost.is_in(obs)).map(|cost| cost.ns).sum();
         if cost.abs() > 0.0 {
             let time = f64::from(obs.ln).exp();
             #[allow(clippy::cast_possible_truncation, reason = "a millionth is enough")]
@@ -124,4 +125,5 @@ pub(crate) fn remove(table: &mut Table, costs: &[Additive]) {
             obs.ln = ln;
         }
     }
+    table.costs.extend_from_slice(costs);
 }

@@ -4,15 +4,16 @@ use std::collections::{BTreeSet, VecDeque};
 
 use cluster_health_core::ByteSize;
 
+use super::artefact;
 use super::confirm::{Estimate, ROUNDS, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates, names, sorted};
 use super::fit::{self, Fit};
+use super::later::Claim;
 use super::suspect::{
-    AxisLevels, LEAST_NODE, Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail, residuals,
-    rests,
+    AxisLevels, LEAST_NODE, Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail,
+    residuals, rests,
 };
 use super::table::{Kinship, Obs, Table};
-use super::{artefact, later};
 use crate::samples::Sweep;
 use crate::stats::median;
 use crate::student::holm;
@@ -33,6 +34,9 @@ struct Confirmed {
     size: usize,
     threshold: f64,
 }
+
+/// An effect is so many of its standard errors, the differences of healthy lines included.
+const LEAST_OF_ERROR: f64 = 1.5;
 
 /// Logarithm of the odds at which a size contradicts a member.
 const CONTRADICTS: f64 = -5.0;
@@ -181,6 +185,7 @@ pub(crate) fn confirmed(
                 // Of a sample the levels of rows and columns are not known well.
                 let error = if table.sampled { estimate.se } else { estimate.noise };
                 !estimate.unsettled
+                    && signed > LEAST_OF_ERROR * estimate.se
                     && signed > threshold
                     && signed - 2.0 * error > bound
                     && estimate.seen >= needed(estimate.of)
@@ -202,8 +207,9 @@ pub(crate) fn confirmed(
         let size = (0..by_size.len()).rev().find(|&size| !is_step && !is_refuted && shows(size));
         // Once it is sure at one size, the largest one at which it is no trifle is reported.
         let size = size.map(|size| {
+            let sign = by_size[size].map_or(0.0, |estimate| estimate.effect.signum());
             let counts = |other: &usize| {
-                by_size[*other].is_some_and(|estimate| estimate.effect.abs() > min_effect)
+                by_size[*other].is_some_and(|estimate| sign * estimate.effect > min_effect)
             };
             (size..by_size.len()).rev().find(counts).unwrap_or(size)
         });
@@ -272,10 +278,7 @@ pub(crate) fn confirmed(
     let mut groups = group(found, spread);
     make_nodes(table, &mut groups, spread);
     for mut group in groups {
-        if let Some(step) = became_slow(table, fits, suspects, &group) {
-            findings.push(step);
-            continue;
-        }
+        findings.extend(take_out_steps(table, fits, suspects, &mut group, min_effect));
         join(&mut group, &mut unvisited);
         findings.extend(describe(table, fits, &group));
     }
@@ -319,7 +322,8 @@ fn leave_to_nodes(
             middle(confirmed.size, *axis, &mates)
         });
         // A node that is hardly slow leaves a line its own.
-        of_node.is_none_or(|node| node < own.effect / 2.0 || own.effect - node > confirmed.threshold)
+        of_node
+            .is_none_or(|node| node < own.effect / 2.0 || own.effect - node > confirmed.threshold)
     });
 }
 
@@ -359,9 +363,9 @@ fn make_nodes(table: &Table, groups: &mut Vec<Vec<Confirmed>>, spread: [f64; 2])
             let healthy = 4.0 * spread[axis];
             let same = groups.iter().position(|other| {
                 is_of(other, true)
-                    && other.iter().any(|a| {
-                        groups[at].iter().all(|b| alike(&a.by_size, &b.by_size, healthy))
-                    })
+                    && other
+                        .iter()
+                        .any(|a| groups[at].iter().all(|b| alike(&a.by_size, &b.by_size, healthy)))
             });
             // Few lines of a node are single CPUs, unless another node is as they are.
             if same.is_none() && touched.iter().any(|(_, members)| members.len() < LEAST_NODE) {
@@ -381,8 +385,7 @@ fn make_nodes(table: &Table, groups: &mut Vec<Vec<Confirmed>>, spread: [f64; 2])
                         .collect();
                     let by_size =
                         (0..own[0].by_size.len()).map(|size| pooled(&own, size)).collect();
-                    let shape =
-                        Shape::Lines { axis, members: members.clone(), node: Some(node) };
+                    let shape = Shape::Lines { axis, members: members.clone(), node: Some(node) };
                     Confirmed { shape, by_size, ..own[0].clone() }
                 })
                 .collect();
@@ -504,40 +507,94 @@ fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool 
     delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
 }
 
-/// The step of a group of devices that were not slow from the first.
-fn became_slow(
+/// Takes devices out of a group that were not slow from the first, one by one and together, and those that
+/// only steps in the fit made slow; the steps in time of the first are findings.
+fn take_out_steps(
     table: &Table,
     fits: &[Option<Fit>],
     suspects: &[Suspect],
-    group: &[Confirmed],
-) -> Option<Finding> {
-    if table.sweep.is_pair() {
-        return None;
-    }
+    group: &mut Vec<Confirmed>,
+    min_effect: f64,
+) -> Vec<Finding> {
     let cols = |shape: &Shape| match shape {
-        Shape::Lines { axis: 1, members, node: None } => members.clone(),
+        Shape::Lines { axis: 1, members, node: None } if !table.sweep.is_pair() => members.clone(),
         _ => Vec::new(),
     };
-    let members: BTreeSet<usize> = group.iter().flat_map(|own| cols(&own.shape)).collect();
+    let members = |group: &[Confirmed]| {
+        group.iter().flat_map(|own| cols(&own.shape)).collect::<BTreeSet<_>>()
+    };
+    if members(group).is_empty() {
+        return Vec::new();
+    }
     let suspected: BTreeSet<usize> =
         suspects.iter().flat_map(|suspect| cols(&suspect.shape)).collect();
-    let estimates: Vec<Option<Estimate>> =
-        (0..fits.len()).map(|size| pooled(group, size)).collect();
-    let effects: Vec<Option<f64>> =
-        estimates.iter().map(|estimate| Some((*estimate)?.effect)).collect();
-    let seq = later::began(table, fits, &suspected, &members, &effects)?;
-    let size = group.iter().map(|own| own.size).max()?;
-    let estimate = estimates[size]?;
-    let mut finding = artefact::time::step_finding(table, seq);
-    finding.devices = ids(&table.cols, members);
-    finding.effect = Some(effect_of(estimate.effect, estimate.se));
-    finding.facts.push(format!(
-        "rates of these devices × {:.3} from there on, at {}",
-        (-estimate.effect).exp(),
-        table.sizes[size]
-    ));
-    Some(finding)
+    let with_claim = |group: &[Confirmed], ask: &mut dyn FnMut(Claim<'_>)| {
+        let by_size: Vec<(ByteSize, Estimate)> = (0..fits.len())
+            .filter_map(|size| Some((table.sizes[size], pooled(group, size)?)))
+            .collect();
+        let effects: Vec<Option<f64>> =
+            (0..fits.len()).map(|size| Some(pooled(group, size)?.effect)).collect();
+        let extra_ns = growth(&by_size).1.map(|extra_us| 1e3 * extra_us);
+        let (suspected, members) = (&suspected, &members(group));
+        let (effects, least) = (&effects[..], min_effect / 2.0);
+        ask(Claim { table, fits, suspected, members, effects, least, extra_ns });
+    };
+    let began = |group: &[Confirmed]| {
+        let mut began = None;
+        with_claim(group, &mut |claim| began = claim.last_healthy());
+        began
+    };
+    let mut steps: Vec<(u32, Vec<Confirmed>)> = Vec::new();
+    group.retain(|own| {
+        let Some(seq) = began(std::slice::from_ref(own)) else { return true };
+        match steps.iter_mut().find(|(other, _)| other.abs_diff(seq) <= NEAR_IN_TIME) {
+            Some((_, members)) => members.push(own.clone()),
+            None => steps.push((seq, vec![own.clone()])),
+        }
+        false
+    });
+    // Those of the same effect of which nothing earlier is known became slow with them.
+    group.retain(|own| {
+        for (seq, members) in &mut steps {
+            let mut joins = false;
+            let ask = &mut |claim: Claim<'_>| joins = claim.may_be_healthy_until(*seq);
+            with_claim(std::slice::from_ref(own), ask);
+            if joins {
+                members.push(own.clone());
+                return false;
+            }
+        }
+        true
+    });
+    if group.len() > 1
+        && let Some(seq) = began(group)
+    {
+        steps.push((seq, std::mem::take(group)));
+    }
+    group.retain(|own| {
+        let mut is_as_measured = true;
+        let ask = &mut |claim: Claim<'_>| is_as_measured = claim.is_as_measured();
+        with_claim(std::slice::from_ref(own), ask);
+        is_as_measured
+    });
+    let describe = |(seq, group): &(u32, Vec<Confirmed>)| {
+        let size = group.iter().map(|own| own.size).max()?;
+        let estimate = pooled(group, size)?;
+        let mut finding = artefact::time::step_finding(table, *seq + 1);
+        finding.devices = ids(&table.cols, members(group));
+        finding.effect = Some(effect_of(estimate.effect, estimate.se));
+        finding.facts.push(format!(
+            "rates of these devices × {:.3} from there on, at {}",
+            (-estimate.effect).exp(),
+            table.sizes[size]
+        ));
+        Some(finding)
+    };
+    steps.iter().filter_map(describe).collect()
 }
+
+/// Points between which steps of devices are one.
+const NEAR_IN_TIME: u32 = 40;
 
 /// Visits that must show the effect: all but one of all rounds, else all of them, at least two.
 ///

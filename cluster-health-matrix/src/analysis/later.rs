@@ -1,72 +1,223 @@
-//! Devices that became slow during a run: what began with time is no property of theirs.
+//! Devices that became slow during a run, and devices that only the fit made slow: what began with time is
+//! no property of theirs.
 //!
-//! Each of their points is held against the median of the other devices in the same visit, so that what
-//! time does to all of them cancels out, and against two hypotheses: as slow as the confirming visits
-//! found them, or not slow. Points of all sizes and of all devices of a finding count together, because
-//! few visits of a small machine come before an early step.
+//! Each of their points is held against the median of the other devices in the same visit, as it was
+//! measured, so that what time does to all of them cancels out. Points of all sizes and probes, and of
+//! all devices of a finding, count together: few visits of a small machine come before an early step.
 
 use std::collections::BTreeSet;
 
-use super::fit::Fit;
-use super::table::Table;
-use crate::stats::median;
+use super::fit::{DeviceStep, Fit};
+use super::table::{Obs, Table};
+use crate::stats::{median, robust_sd};
 
 /// Logarithm of how much more likely the first points must be without the effect than with it.
 const EVIDENCE: f64 = 16.0;
-/// What one point counts at most: single fast points are no step.
-const OF_POINT: f64 = 10.0;
+/// What one point counts at most: noise makes none so much faster than its device is. Where the others
+/// are not as usual, less.
+const OF_POINT: f64 = 17.0;
+const OF_DISTURBED: f64 = 8.0;
+/// The others are as usual within this, logarithm of the time, and a few standard deviations.
+const USUAL: f64 = 0.03;
+/// Probes are small: only a cost per transfer shows in them, from this effect on.
+const LEAST_OF_PROBE: f64 = 0.1;
 
-/// The point (by seq) before which the devices at `members` were not slow; `None` when they always were.
-/// `effects` are those of the confirming visits by size, logarithm of the time.
-pub(super) fn began(
-    table: &Table,
-    fits: &[Option<Fit>],
-    suspected: &BTreeSet<usize>,
-    members: &BTreeSet<usize>,
-    effects: &[Option<f64>],
-) -> Option<u32> {
-    let mut series: Vec<(u32, f64)> = Vec::new();
-    for (fit, effect) in fits.iter().zip(effects) {
-        let (Some(fit), Some(effect)) = (fit, *effect) else { continue };
+/// Devices of one axis and what their confirming visits say.
+#[derive(Debug)]
+pub(super) struct Claim<'a> {
+    pub(super) table: &'a Table,
+    pub(super) fits: &'a [Option<Fit>],
+    /// All devices that are suspected of anything.
+    pub(super) suspected: &'a BTreeSet<usize>,
+    pub(super) members: &'a BTreeSet<usize>,
+    /// By size, logarithm of the time.
+    pub(super) effects: &'a [Option<f64>],
+    /// Smaller ones are none.
+    pub(super) least: f64,
+    /// Nanoseconds of a cost per transfer, where it is one.
+    pub(super) extra_ns: Option<f64>,
+}
+
+/// A point of a member against the others of its visit.
+#[derive(Debug, Clone, Copy)]
+struct Contrast {
+    seq: u32,
+    is_confirm: bool,
+    /// Logarithm of its time ÷ theirs.
+    rest: f64,
+    /// Expected of a device that is slow as claimed.
+    effect: f64,
+    sd: f64,
+    is_usual: bool,
+}
+
+impl Claim<'_> {
+    /// Devices that nothing is known of: what others are compared with.
+    fn is_free(&self, col: usize) -> bool {
+        !self.suspected.contains(&col) && !self.members.contains(&col)
+    }
+
+    /// True for a device that changed with time, as the fit saw it.
+    fn has_steps(&self, col: usize) -> bool {
+        let is_own = |step: &DeviceStep| step.col == col;
+        self.fits.iter().flatten().any(|fit| fit.steps.iter().any(is_own))
+            || self.table.costs.iter().any(|cost| cost.col == Some(col))
+    }
+
+    /// Those that did not change with time, where there are enough.
+    fn others(&self) -> Vec<bool> {
+        let cols = 0..self.table.cols.len();
+        let free: Vec<bool> = cols.clone().map(|col| self.is_free(col)).collect();
+        let steady: Vec<bool> = cols.map(|col| free[col] && !self.has_steps(col)).collect();
+        if steady.iter().filter(|own| **own).count() >= 2 { steady } else { free }
+    }
+
+    /// True where steps of devices may have made the members slow.
+    fn is_about_steps(&self) -> bool {
+        let free: Vec<usize> =
+            (0..self.table.cols.len()).filter(|&col| self.is_free(col)).collect();
+        let changed = free.iter().filter(|&&col| self.has_steps(col)).count();
+        2 * changed > free.len() || self.members.iter().any(|&col| self.has_steps(col))
+    }
+
+    /// The points of one size by visits.
+    fn contrasts(&self, fit: &Fit, effect: f64, is_other: &[bool]) -> Vec<Contrast> {
+        let table = self.table;
         let obs = |place: usize| &table.obs[fit.which[place] as usize];
+        let mut found = Vec::new();
         let mut start = 0;
         for end in 1..=fit.which.len() {
             if end < fit.which.len() && obs(end).visit == obs(start).visit {
                 continue;
             }
-            let level = |place: usize| {
-                let col = usize::from(obs(place).col);
-                (col, f64::from(obs(place).ln) - fit.steps(col, obs(place).seq))
-            };
             let mut others: Vec<f64> = (start..end)
-                .map(level)
-                .filter(|(col, _)| !suspected.contains(col) && !members.contains(col))
-                .map(|(col, level)| level - fit.col[col])
+                .map(|place| (place, usize::from(obs(place).col)))
+                .filter(|(_, col)| is_other[*col])
+                .map(|(place, col)| table.ln_of_device(obs(place)) - fit.col[col])
                 .collect();
             // One of them may be a dip.
             if others.len() >= 2 {
-                let variance = fit.point_sd.powi(2) * (1.0 + 1.57 / others.len() as f64);
-                let rest = median(&mut others);
-                for place in start..end {
-                    let (col, level) = level(place);
-                    if members.contains(&col) {
-                        let rest = level - rest;
-                        let odds = effect * (effect / 2.0 - rest) / variance.max(1e-8);
-                        series.push((obs(place).seq, odds.clamp(-OF_POINT, OF_POINT)));
-                    }
-                }
+                let sd = fit.point_sd * (1.0 + 1.57 / others.len() as f64).sqrt();
+                let level = median(&mut others);
+                let row = usize::from(obs(start).row);
+                let usual = fit.mu + fit.row[row] + f64::from(fit.time[start]);
+                let is_usual = (level - usual).abs() < USUAL + 3.0 * fit.point_sd;
+                found.extend((start..end).map(obs).filter(|obs| self.is_member(obs)).map(|obs| {
+                    let rest = table.ln_of_device(obs) - level;
+                    let is_confirm = obs.is_confirm();
+                    Contrast { seq: obs.seq, is_confirm, rest, effect, sd, is_usual }
+                }));
             }
             start = end;
         }
+        found
     }
-    series.sort_unstable_by_key(|(seq, _)| *seq);
-    let mut sum = 0.0;
-    let mut best = (EVIDENCE, None);
-    for (at, (_, odds)) in series.iter().enumerate() {
-        sum += odds;
-        if sum > best.0 {
-            best = (sum, series.get(at + 1).map(|(seq, _)| *seq));
+
+    fn is_member(&self, obs: &Obs) -> bool {
+        self.members.contains(&usize::from(obs.col))
+    }
+
+    /// The same of the probes, of a cost per transfer.
+    fn probes(&self, is_other: &[bool]) -> Vec<Contrast> {
+        let table = self.table;
+        let Some(extra_ns) = self.extra_ns else { return Vec::new() };
+        let probes: Vec<&Obs> =
+            table.obs.iter().filter(|obs| usize::from(obs.size) == table.sizes.len()).collect();
+        let is_of_other = |obs: &&&Obs| is_other[usize::from(obs.col)];
+        let ln = |obs: &Obs| table.ln_of_device(obs);
+        let mut all: Vec<f64> = probes.iter().filter(is_of_other).map(|obs| ln(obs)).collect();
+        if all.len() < 4 {
+            return Vec::new();
         }
+        let usual = median(&mut all);
+        let sd = robust_sd(&all, usual).max(0.01);
+        let effect = (extra_ns / usual.exp()).max(-0.9).ln_1p();
+        if effect < LEAST_OF_PROBE {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        for visit in probes.chunk_by(|a, b| a.visit == b.visit) {
+            let mut others: Vec<f64> =
+                visit.iter().filter(is_of_other).map(|obs| ln(obs)).collect();
+            if others.len() >= 2 {
+                let level = median(&mut others);
+                let is_usual = (level - usual).abs() < USUAL + 3.0 * sd;
+                found.extend(visit.iter().filter(|obs| self.is_member(obs)).map(|obs| Contrast {
+                    seq: obs.seq,
+                    is_confirm: false,
+                    rest: ln(obs) - level,
+                    effect,
+                    sd,
+                    is_usual,
+                }));
+            }
+        }
+        found
     }
-    best.1
+
+    /// All points in order of measurement, each with the logarithm of how much more likely it is without
+    /// the effect than with it.
+    fn series(&self) -> Vec<(Contrast, f64)> {
+        let is_other = self.others();
+        let mut series = self.probes(&is_other);
+        for (fit, effect) in self.fits.iter().zip(self.effects) {
+            if let (Some(fit), Some(effect)) = (fit, effect.filter(|effect| *effect > self.least)) {
+                series.extend(self.contrasts(fit, effect, &is_other));
+            }
+        }
+        series.sort_unstable_by_key(|contrast| contrast.seq);
+        let odds = |own: &Contrast| {
+            // What is faster than a healthy device says that the others are slow.
+            if own.rest < -4.0 * own.sd - USUAL {
+                return 0.0;
+            }
+            let odds = own.effect * (own.effect / 2.0 - own.rest) / (own.sd * own.sd).max(1e-8);
+            odds.clamp(-OF_POINT, if own.is_usual { OF_POINT } else { OF_DISTURBED })
+        };
+        series.into_iter().map(|own| (own, odds(&own))).collect()
+    }
+
+    /// The last point (by seq) at which the devices were not slow; `None` when they always were.
+    pub(super) fn last_healthy(&self) -> Option<u32> {
+        let series = self.series();
+        let mut sum = 0.0;
+        let mut best = (EVIDENCE, 0);
+        for (at, (_, odds)) in series.iter().enumerate() {
+            sum += odds;
+            if sum > best.0 {
+                best = (sum, at + 1);
+            }
+        }
+        let before = &series[..best.1];
+        // Less slow before a step is slow, too.
+        let is_healthy = |(own, _): &&(Contrast, f64)| own.rest < 3.0 * own.sd + USUAL;
+        let healthy = before.iter().filter(is_healthy).count();
+        before.last().filter(|_| 4 * healthy > 3 * before.len()).map(|(own, _)| own.seq)
+    }
+
+    /// False when the points until `seq` are rather slow.
+    pub(super) fn may_be_healthy_until(&self, seq: u32) -> bool {
+        let series = self.series();
+        let until = series.iter().take_while(|(own, _)| own.seq <= seq);
+        until.map(|(_, odds)| odds).sum::<f64>() >= 0.0
+    }
+
+    /// False when the confirming visits, as they were measured, do not show at all sizes what the fit
+    /// says of them: steps that it saw in these devices or the others made them slow.
+    pub(super) fn is_as_measured(&self) -> bool {
+        if !self.is_about_steps() {
+            return true;
+        }
+        let is_other = self.others();
+        self.fits.iter().zip(self.effects).all(|(fit, effect)| {
+            let (Some(fit), Some(effect)) = (fit, *effect) else { return true };
+            if effect < self.least {
+                return true;
+            }
+            let contrasts = self.contrasts(fit, effect, &is_other);
+            let confirming = contrasts.iter().filter(|own| own.is_confirm);
+            let mut rests: Vec<f64> = confirming.map(|own| own.rest).collect();
+            rests.is_empty() || median(&mut rests) > effect / 2.0
+        })
+    }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use cluster_health_core::ByteSize;
 
+use super::additive::Additive;
 use crate::matrix::Axis;
 use crate::samples::{Phase, PointStatus, Sample, Sweep};
 use crate::stats::median;
@@ -76,6 +77,8 @@ pub(crate) struct Table {
     pub(crate) first_round: u16,
     /// Only a part of the cells was to be measured.
     pub(crate) sampled: bool,
+    /// Costs that were taken out of the times.
+    pub(crate) costs: Vec<Additive>,
     row_of: HashMap<u32, u16>,
     col_of: HashMap<u32, u16>,
     pageable: Option<bool>,
@@ -114,6 +117,7 @@ impl Table {
             blocks: 0,
             first_round: u16::MAX,
             sampled: false,
+            costs: Vec::new(),
             pageable: None,
             scratch: Vec::new(),
         }
@@ -202,6 +206,14 @@ impl Table {
             last = Some(place);
             obs.visit = visit;
         }
+    }
+
+    /// Natural logarithm of a point's time with what was taken out of the times of its device alone.
+    pub(crate) fn ln_of_device(&self, obs: &Obs) -> f64 {
+        let costs = self.costs.iter().filter(|cost| cost.col.is_some() && cost.is_in(obs));
+        let cost: f64 = costs.map(|cost| cost.ns).sum();
+        let ln = f64::from(obs.ln);
+        if cost.abs() > 0.0 { (ln.exp() + cost).max(1.0).ln() } else { ln }
     }
 
     /// What the CPUs of a cell share; always `Strangers` for H2D.
