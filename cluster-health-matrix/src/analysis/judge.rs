@@ -111,6 +111,7 @@ pub(crate) fn confirmed(
 ) -> (Vec<Finding>, Vec<Suspect>) {
     let mut tested: Vec<(f64, Confirmed)> = Vec::new();
     let mut unvisited = Vec::new();
+    let mut doubtful = Vec::new();
     let rests: Vec<Option<Residuals>> =
         fits.iter().map(|fit| Some(residuals(table, whole(fit)?))).collect();
     let levels: Vec<Option<[AxisLevels; 2]>> = fits
@@ -191,6 +192,10 @@ pub(crate) fn confirmed(
                     && estimate.seen >= needed(estimate.of)
             })
         };
+        let contradicts = |size: usize| {
+            matches!(suspect.shape, Shape::Block { .. })
+                && (0..size).any(|smaller| is_contradicted(table, &by_size, smaller, size))
+        };
         let is_step = fits
             .get(suspect.size)
             .and_then(Option::as_ref)
@@ -204,7 +209,9 @@ pub(crate) fn confirmed(
         // Of a sample the size that raised the suspicion is known best: without it there is none.
         let is_refuted = table.sampled
             && by_size[suspect.size].is_some_and(|own| own.effect.abs() < 0.5 * min_effect);
-        let size = (0..by_size.len()).rev().find(|&size| !is_step && !is_refuted && shows(size));
+        let shown = (0..by_size.len()).rev().find(|&size| !is_step && !is_refuted && shows(size));
+        let is_contradicted = shown.is_some_and(contradicts);
+        let size = shown.filter(|_| !is_contradicted);
         // Once it is sure at one size, the largest one at which it is no trifle is reported.
         let size = size.map(|size| {
             let sign = by_size[size].map_or(0.0, |estimate| estimate.effect.signum());
@@ -220,6 +227,9 @@ pub(crate) fn confirmed(
             .fold(1.0, f64::min);
         // Every size is a try of its own.
         let p = (p * by_size.iter().flatten().count() as f64).min(1.0);
+        if is_contradicted && p < FAMILY_WISE_ERROR {
+            doubtful.push((suspect.shape.clone(), by_size.clone()));
+        }
         let Some(size) = size else {
             // Few CPUs or cells of it may be slow, for which it is not.
             if let Shape::Lines { axis, members, node: Some(_) } = &suspect.shape
@@ -231,6 +241,7 @@ pub(crate) fn confirmed(
                 }
             }
             if let Shape::Block { rows, cols } = &suspect.shape
+                && !is_contradicted
                 && (2..=MOST_CELLS).contains(&(rows.len() * cols.len()))
             {
                 for (&row, &col) in
@@ -283,6 +294,7 @@ pub(crate) fn confirmed(
         findings.extend(describe(table, fits, &group));
     }
     doubt_topology(&mut findings);
+    findings.extend(doubts(table, &doubtful));
     (findings, unvisited)
 }
 
@@ -403,6 +415,36 @@ fn make_nodes(table: &Table, groups: &mut Vec<Vec<Confirmed>>, spread: [f64; 2])
     }
 }
 
+/// Cells that were slow at one size and not at a smaller one: no findings, but not nothing.
+fn doubts(table: &Table, doubtful: &[(Shape, Vec<Option<Estimate>>)]) -> Option<Finding> {
+    if doubtful.is_empty() {
+        return None;
+    }
+    let mut finding = Finding::new(Kind::Inconclusive, Some(table.sweep), Some(&table.load));
+    for (shape, by_size) in doubtful.iter().take(20) {
+        let sizes: Vec<String> = by_size
+            .iter()
+            .zip(&table.sizes)
+            .filter_map(|(estimate, bytes)| {
+                let Estimate { effect, seen, of, .. } = (*estimate)?;
+                let percent = 100.0 * (effect.exp() - 1.0);
+                Some(format!("{percent:+.1} % at {bytes} (seen in {seen} of {of} visits)"))
+            })
+            .collect();
+        finding.facts.push(format!(
+            "{}: {} of the rest's time",
+            name(table, shape),
+            sizes.join(", ")
+        ));
+    }
+    finding.inference =
+        "What a path costs shows in smaller transfers, too: these were disturbed, or \
+                         larger transfers take another way."
+            .to_owned();
+    finding.next = "Measure these cells again with --cpus, --devices and more --sizes.".to_owned();
+    Some(finding)
+}
+
 /// CPUs that are not as the rest of their own node but exactly as another node: the topology that the
 /// kernel tells may be wrong, as in virtual machines.
 fn doubt_topology(findings: &mut [Finding]) {
@@ -450,6 +492,28 @@ fn join(group: &mut Vec<Confirmed>, unvisited: &mut Vec<Suspect>) {
         }
         !joins
     });
+}
+
+/// Standard errors by which a smaller size contradicts a larger one.
+const CONTRADICTED_Z: f64 = 5.0;
+
+/// True where a smaller size does not have even the part of a larger one's extra time that grows with the
+/// bytes: what a path costs, large transfers pay and small ones do too, each by its bytes at least. What
+/// one size alone shows of a few cells was a disturbance.
+fn is_contradicted(
+    table: &Table,
+    by_size: &[Option<Estimate>],
+    smaller: usize,
+    size: usize,
+) -> bool {
+    let (Some(small), Some(large)) = (by_size[smaller], by_size[size]) else { return false };
+    if large.effect <= 0.0 {
+        return false;
+    }
+    let part = table.sizes[smaller].bytes() as f64 / table.sizes[size].bytes() as f64;
+    let expected = (extra_ns(&large) * part / small.rest_ns).ln_1p();
+    let error = small.se.hypot(large.se * expected / large.effect);
+    small.effect < 0.2 * expected && expected - small.effect > CONTRADICTED_Z * error
 }
 
 /// Largest disagreement of two sizes with one explanation of both, squared standard errors.
