@@ -4,16 +4,15 @@ use std::collections::{BTreeSet, VecDeque};
 
 use cluster_health_core::ByteSize;
 
-use super::artefact;
 use super::confirm::{Estimate, ROUNDS, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates, names, sorted};
 use super::fit::{self, Fit};
-use super::later::Claim;
 use super::suspect::{
     AxisLevels, LEAST_NODE, Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail,
     residuals, rests,
 };
 use super::table::{Kinship, Obs, Table};
+use super::{later, whole_nodes};
 use crate::samples::Sweep;
 use crate::stats::median;
 use crate::student::holm;
@@ -26,13 +25,14 @@ const MOST_CELLS: usize = 16;
 
 /// A confirmed shape.
 #[derive(Debug, Clone)]
-struct Confirmed {
-    shape: Shape,
+pub(super) struct Confirmed {
+    pub(super) shape: Shape,
     /// By size, where it was confirmed.
-    by_size: Vec<Option<Estimate>>,
+    pub(super) by_size: Vec<Option<Estimate>>,
     /// Position of the size that is reported.
-    size: usize,
-    threshold: f64,
+    pub(super) size: usize,
+    /// What its effect had to exceed.
+    pub(super) threshold: f64,
 }
 
 /// An effect is so many of its standard errors, the differences of healthy lines included.
@@ -279,7 +279,7 @@ pub(crate) fn confirmed(
         let mut mates: Vec<f64> = present.map(|&at| level[at] - levels[axis].center).collect();
         (mates.len() >= LEAST_NODE - 1).then(|| median(&mut mates))
     };
-    leave_to_nodes(table, &mut found, &middle);
+    whole_nodes::leave_to_nodes(table, &mut found, &middle);
     let shapes: Vec<Shape> = found.iter().map(|confirmed| confirmed.shape.clone()).collect();
     found.retain(|confirmed| !shapes.iter().any(|other| is_part(&confirmed.shape, other)));
     found.sort_by_key(|confirmed| order(&confirmed.shape));
@@ -287,132 +287,15 @@ pub(crate) fn confirmed(
     let spread = [0, 1]
         .map(|axis| levels.iter().rev().flatten().next().map_or(0.0, |levels| levels[axis].spread));
     let mut groups = group(found, spread);
-    make_nodes(table, &mut groups, spread);
+    whole_nodes::make_nodes(table, &mut groups, spread);
     for mut group in groups {
-        findings.extend(take_out_steps(table, fits, suspects, &mut group, min_effect));
+        findings.extend(later::take_out_steps(table, fits, suspects, &mut group, min_effect));
         join(&mut group, &mut unvisited);
         findings.extend(describe(table, fits, &group));
     }
     doubt_topology(&mut findings);
     findings.extend(doubts(table, &doubtful));
     (findings, unvisited)
-}
-
-/// Takes out single lines that are slow as their whole node is: as it was found to be, or as the lines
-/// beside them are (`middle` of a size, an axis and lines).
-fn leave_to_nodes(
-    table: &Table,
-    found: &mut Vec<Confirmed>,
-    middle: &dyn Fn(usize, usize, &[usize]) -> Option<f64>,
-) {
-    let all = found.clone();
-    found.retain(|confirmed| {
-        let Shape::Lines { axis, members, node: None } = &confirmed.shape else { return true };
-        if *axis == 1 && !table.sweep.is_pair() {
-            return true;
-        }
-        let [line] = members[..] else { return true };
-        let Some(own) = confirmed.by_size[confirmed.size] else { return true };
-        let of_node = all.iter().find_map(|other| match &other.shape {
-            Shape::Lines { axis: other_axis, members, node: Some(_) }
-                if other_axis == axis && members.contains(&line) =>
-            {
-                other.by_size[confirmed.size]
-            }
-            _ => None,
-        });
-        let of_node = of_node.map(|node| node.effect).or_else(|| {
-            let nodes = table.nodes(*axis);
-            let mut mates = nodes.into_values().find(|members| members.contains(&line))?;
-            let is_alone = |at: &usize| {
-                !all.iter().any(|other| {
-                    matches!(&other.shape, Shape::Lines { axis: of, members, node: None }
-                        if of == axis && members == &[*at])
-                })
-            };
-            mates.retain(is_alone);
-            middle(confirmed.size, *axis, &mates)
-        });
-        // A node that is hardly slow leaves a line its own.
-        of_node
-            .is_none_or(|node| node < own.effect / 2.0 || own.effect - node > confirmed.threshold)
-    });
-}
-
-/// Groups of single lines that are all lines of their nodes are these nodes, and those that are as other
-/// nodes are belong to these.
-fn make_nodes(table: &Table, groups: &mut Vec<Vec<Confirmed>>, spread: [f64; 2]) {
-    // A device's node says where it is plugged in, not what it is.
-    let axes = if table.sweep.is_pair() { 2 } else { 1 };
-    for axis in 0..axes {
-        let nodes = table.nodes(axis);
-        let is_of = |group: &[Confirmed], wants_node: bool| {
-            group.iter().all(|own| match own.shape {
-                Shape::Lines { axis: of, node, .. } => of == axis && node.is_some() == wants_node,
-                _ => false,
-            })
-        };
-        let mut at = 0;
-        while at < groups.len() {
-            let lines: BTreeSet<usize> = groups[at]
-                .iter()
-                .flat_map(|own| match &own.shape {
-                    Shape::Lines { members, .. } => members.clone(),
-                    _ => Vec::new(),
-                })
-                .collect();
-            let touched: Vec<(u32, &Vec<usize>)> = nodes
-                .iter()
-                .filter(|(_, members)| members.iter().any(|line| lines.contains(line)))
-                .map(|(node, members)| (*node, members))
-                .collect();
-            let is_whole = touched.len() < nodes.len()
-                && touched.iter().map(|(_, members)| members.len()).sum::<usize>() == lines.len();
-            if !is_of(&groups[at], false) || !is_whole {
-                at += 1;
-                continue;
-            }
-            let healthy = 4.0 * spread[axis];
-            let same = groups.iter().position(|other| {
-                is_of(other, true)
-                    && other
-                        .iter()
-                        .any(|a| groups[at].iter().all(|b| alike(&a.by_size, &b.by_size, healthy)))
-            });
-            // Few lines of a node are single CPUs, unless another node is as they are.
-            if same.is_none() && touched.iter().any(|(_, members)| members.len() < LEAST_NODE) {
-                at += 1;
-                continue;
-            }
-            let of_nodes: Vec<Confirmed> = touched
-                .into_iter()
-                .map(|(node, members)| {
-                    let own: Vec<Confirmed> = groups[at]
-                        .iter()
-                        .filter(|own| match &own.shape {
-                            Shape::Lines { members: own, .. } => members.contains(&own[0]),
-                            _ => false,
-                        })
-                        .cloned()
-                        .collect();
-                    let by_size =
-                        (0..own[0].by_size.len()).map(|size| pooled(&own, size)).collect();
-                    let shape = Shape::Lines { axis, members: members.clone(), node: Some(node) };
-                    Confirmed { shape, by_size, ..own[0].clone() }
-                })
-                .collect();
-            match same {
-                Some(same) => {
-                    groups[same].extend(of_nodes);
-                    groups.remove(at);
-                }
-                None => {
-                    groups[at] = of_nodes;
-                    at += 1;
-                }
-            }
-        }
-    }
 }
 
 /// Cells that were slow at one size and not at a smaller one: no findings, but not nothing.
@@ -571,95 +454,6 @@ fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool 
     delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
 }
 
-/// Takes devices out of a group that were not slow from the first, one by one and together, and those that
-/// only steps in the fit made slow; the steps in time of the first are findings.
-fn take_out_steps(
-    table: &Table,
-    fits: &[Option<Fit>],
-    suspects: &[Suspect],
-    group: &mut Vec<Confirmed>,
-    min_effect: f64,
-) -> Vec<Finding> {
-    let cols = |shape: &Shape| match shape {
-        Shape::Lines { axis: 1, members, node: None } if !table.sweep.is_pair() => members.clone(),
-        _ => Vec::new(),
-    };
-    let members = |group: &[Confirmed]| {
-        group.iter().flat_map(|own| cols(&own.shape)).collect::<BTreeSet<_>>()
-    };
-    if members(group).is_empty() {
-        return Vec::new();
-    }
-    let suspected: BTreeSet<usize> =
-        suspects.iter().flat_map(|suspect| cols(&suspect.shape)).collect();
-    let with_claim = |group: &[Confirmed], ask: &mut dyn FnMut(Claim<'_>)| {
-        let by_size: Vec<(ByteSize, Estimate)> = (0..fits.len())
-            .filter_map(|size| Some((table.sizes[size], pooled(group, size)?)))
-            .collect();
-        let effects: Vec<Option<f64>> =
-            (0..fits.len()).map(|size| Some(pooled(group, size)?.effect)).collect();
-        let extra_ns = growth(&by_size).1.map(|extra_us| 1e3 * extra_us);
-        let (suspected, members) = (&suspected, &members(group));
-        let (effects, least) = (&effects[..], min_effect / 2.0);
-        ask(Claim { table, fits, suspected, members, effects, least, extra_ns });
-    };
-    let began = |group: &[Confirmed]| {
-        let mut began = None;
-        with_claim(group, &mut |claim| began = claim.last_healthy());
-        began
-    };
-    let mut steps: Vec<(u32, Vec<Confirmed>)> = Vec::new();
-    group.retain(|own| {
-        let Some(seq) = began(std::slice::from_ref(own)) else { return true };
-        match steps.iter_mut().find(|(other, _)| other.abs_diff(seq) <= NEAR_IN_TIME) {
-            Some((_, members)) => members.push(own.clone()),
-            None => steps.push((seq, vec![own.clone()])),
-        }
-        false
-    });
-    // Those of the same effect of which nothing earlier is known became slow with them.
-    group.retain(|own| {
-        for (seq, members) in &mut steps {
-            let mut joins = false;
-            let ask = &mut |claim: Claim<'_>| joins = claim.may_be_healthy_until(*seq);
-            with_claim(std::slice::from_ref(own), ask);
-            if joins {
-                members.push(own.clone());
-                return false;
-            }
-        }
-        true
-    });
-    if group.len() > 1
-        && let Some(seq) = began(group)
-    {
-        steps.push((seq, std::mem::take(group)));
-    }
-    group.retain(|own| {
-        let mut is_as_measured = true;
-        let ask = &mut |claim: Claim<'_>| is_as_measured = claim.is_as_measured();
-        with_claim(std::slice::from_ref(own), ask);
-        is_as_measured
-    });
-    let describe = |(seq, group): &(u32, Vec<Confirmed>)| {
-        let size = group.iter().map(|own| own.size).max()?;
-        let estimate = pooled(group, size)?;
-        let mut finding = artefact::time::step_finding(table, *seq + 1);
-        finding.devices = ids(&table.cols, members(group));
-        finding.effect = Some(effect_of(estimate.effect, estimate.se));
-        finding.facts.push(format!(
-            "rates of these devices × {:.3} from there on, at {}",
-            (-estimate.effect).exp(),
-            table.sizes[size]
-        ));
-        Some(finding)
-    };
-    steps.iter().filter_map(describe).collect()
-}
-
-/// Points between which steps of devices are one.
-const NEAR_IN_TIME: u32 = 40;
-
 /// Visits that must show the effect: all but one of all rounds, else all of them, at least two.
 ///
 /// Written without branches: rustc 1.95 with optimisation takes `if of >= 6 { 5 } else { of.max(2) }` for
@@ -798,7 +592,7 @@ fn group(found: Vec<Confirmed>, spread: [f64; 2]) -> Vec<Vec<Confirmed>> {
 }
 
 /// True when two lines have one effect at every size, as far as healthy lines are alike.
-fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>], healthy: f64) -> bool {
+pub(super) fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>], healthy: f64) -> bool {
     a.iter().zip(b).all(|(a, b)| match (a, b) {
         (Some(a), Some(b)) => {
             let (a_effect, b_effect) = (a.effect, b.effect);
@@ -812,7 +606,7 @@ fn alike(a: &[Option<Estimate>], b: &[Option<Estimate>], healthy: f64) -> bool {
 }
 
 /// The mean effect of a group at one size, its standard error included.
-fn pooled(group: &[Confirmed], size: usize) -> Option<Estimate> {
+pub(super) fn pooled(group: &[Confirmed], size: usize) -> Option<Estimate> {
     let estimates: Vec<Estimate> = group
         .iter()
         .filter_map(|confirmed| confirmed.by_size.get(size).copied().flatten())
@@ -955,7 +749,10 @@ pub(crate) fn growth(by_size: &[(ByteSize, Estimate)]) -> (Option<bool>, Option<
     (Some(false), Some(extra / 1e3))
 }
 
-fn ids(axis: &crate::matrix::Axis, positions: impl IntoIterator<Item = usize>) -> Vec<u32> {
+pub(super) fn ids(
+    axis: &crate::matrix::Axis,
+    positions: impl IntoIterator<Item = usize>,
+) -> Vec<u32> {
     sorted(positions.into_iter().map(|at| axis.ids[at]))
 }
 

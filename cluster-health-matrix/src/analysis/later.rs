@@ -7,7 +7,14 @@
 
 use std::collections::BTreeSet;
 
+use cluster_health_core::ByteSize;
+
+use super::artefact;
+use super::confirm::Estimate;
+use super::finding::Finding;
 use super::fit::{DeviceStep, Fit};
+use super::judge::{Confirmed, effect_of, growth, ids, pooled};
+use super::suspect::{Shape, Suspect};
 use super::table::{Obs, Table};
 use crate::stats::{median, robust_sd};
 
@@ -22,20 +29,23 @@ const USUAL: f64 = 0.03;
 /// Probes are small: only a cost per transfer shows in them, from this effect on.
 const LEAST_OF_PROBE: f64 = 0.1;
 
+/// Points between which steps of devices are one.
+const NEAR_IN_TIME: u32 = 40;
+
 /// Devices of one axis and what their confirming visits say.
 #[derive(Debug)]
-pub(super) struct Claim<'a> {
-    pub(super) table: &'a Table,
-    pub(super) fits: &'a [Option<Fit>],
+struct Claim<'a> {
+    table: &'a Table,
+    fits: &'a [Option<Fit>],
     /// All devices that are suspected of anything.
-    pub(super) suspected: &'a BTreeSet<usize>,
-    pub(super) members: &'a BTreeSet<usize>,
+    suspected: &'a BTreeSet<usize>,
+    members: &'a BTreeSet<usize>,
     /// By size, logarithm of the time.
-    pub(super) effects: &'a [Option<f64>],
+    effects: &'a [Option<f64>],
     /// Smaller ones are none.
-    pub(super) least: f64,
+    least: f64,
     /// Nanoseconds of a cost per transfer, where it is one.
-    pub(super) extra_ns: Option<f64>,
+    extra_ns: Option<f64>,
 }
 
 /// A point of a member against the others of its visit.
@@ -178,7 +188,7 @@ impl Claim<'_> {
     }
 
     /// The last point (by seq) at which the devices were not slow; `None` when they always were.
-    pub(super) fn last_healthy(&self) -> Option<u32> {
+    fn last_healthy(&self) -> Option<u32> {
         let series = self.series();
         let mut sum = 0.0;
         let mut best = (EVIDENCE, 0);
@@ -196,7 +206,7 @@ impl Claim<'_> {
     }
 
     /// False when the points until `seq` are rather slow.
-    pub(super) fn may_be_healthy_until(&self, seq: u32) -> bool {
+    fn may_be_healthy_until(&self, seq: u32) -> bool {
         let series = self.series();
         let until = series.iter().take_while(|(own, _)| own.seq <= seq);
         until.map(|(_, odds)| odds).sum::<f64>() >= 0.0
@@ -204,7 +214,7 @@ impl Claim<'_> {
 
     /// False when the confirming visits, as they were measured, do not show at all sizes what the fit
     /// says of them: steps that it saw in these devices or the others made them slow.
-    pub(super) fn is_as_measured(&self) -> bool {
+    fn is_as_measured(&self) -> bool {
         if !self.is_about_steps() {
             return true;
         }
@@ -220,4 +230,90 @@ impl Claim<'_> {
             rests.is_empty() || median(&mut rests) > effect / 2.0
         })
     }
+}
+
+/// Takes devices out of a group that were not slow from the first, one by one and together, and those that
+/// only steps in the fit made slow; the steps in time of the first are findings.
+pub(super) fn take_out_steps(
+    table: &Table,
+    fits: &[Option<Fit>],
+    suspects: &[Suspect],
+    group: &mut Vec<Confirmed>,
+    min_effect: f64,
+) -> Vec<Finding> {
+    let cols = |shape: &Shape| match shape {
+        Shape::Lines { axis: 1, members, node: None } if !table.sweep.is_pair() => members.clone(),
+        _ => Vec::new(),
+    };
+    let members = |group: &[Confirmed]| {
+        group.iter().flat_map(|own| cols(&own.shape)).collect::<BTreeSet<_>>()
+    };
+    if members(group).is_empty() {
+        return Vec::new();
+    }
+    let suspected: BTreeSet<usize> =
+        suspects.iter().flat_map(|suspect| cols(&suspect.shape)).collect();
+    let with_claim = |group: &[Confirmed], ask: &mut dyn FnMut(Claim<'_>)| {
+        let by_size: Vec<(ByteSize, Estimate)> = (0..fits.len())
+            .filter_map(|size| Some((table.sizes[size], pooled(group, size)?)))
+            .collect();
+        let effects: Vec<Option<f64>> =
+            (0..fits.len()).map(|size| Some(pooled(group, size)?.effect)).collect();
+        let extra_ns = growth(&by_size).1.map(|extra_us| 1e3 * extra_us);
+        let (suspected, members) = (&suspected, &members(group));
+        let (effects, least) = (&effects[..], min_effect / 2.0);
+        ask(Claim { table, fits, suspected, members, effects, least, extra_ns });
+    };
+    let began = |group: &[Confirmed]| {
+        let mut began = None;
+        with_claim(group, &mut |claim| began = claim.last_healthy());
+        began
+    };
+    let mut steps: Vec<(u32, Vec<Confirmed>)> = Vec::new();
+    group.retain(|own| {
+        let Some(seq) = began(std::slice::from_ref(own)) else { return true };
+        match steps.iter_mut().find(|(other, _)| other.abs_diff(seq) <= NEAR_IN_TIME) {
+            Some((_, members)) => members.push(own.clone()),
+            None => steps.push((seq, vec![own.clone()])),
+        }
+        false
+    });
+    // Those of the same effect of which nothing earlier is known became slow with them.
+    group.retain(|own| {
+        for (seq, members) in &mut steps {
+            let mut joins = false;
+            let ask = &mut |claim: Claim<'_>| joins = claim.may_be_healthy_until(*seq);
+            with_claim(std::slice::from_ref(own), ask);
+            if joins {
+                members.push(own.clone());
+                return false;
+            }
+        }
+        true
+    });
+    if group.len() > 1
+        && let Some(seq) = began(group)
+    {
+        steps.push((seq, std::mem::take(group)));
+    }
+    group.retain(|own| {
+        let mut is_as_measured = true;
+        let ask = &mut |claim: Claim<'_>| is_as_measured = claim.is_as_measured();
+        with_claim(std::slice::from_ref(own), ask);
+        is_as_measured
+    });
+    let describe = |(seq, group): &(u32, Vec<Confirmed>)| {
+        let size = group.iter().map(|own| own.size).max()?;
+        let estimate = pooled(group, size)?;
+        let mut finding = artefact::time::step_finding(table, *seq + 1);
+        finding.devices = ids(&table.cols, members(group));
+        finding.effect = Some(effect_of(estimate.effect, estimate.se));
+        finding.facts.push(format!(
+            "rates of these devices × {:.3} from there on, at {}",
+            (-estimate.effect).exp(),
+            table.sizes[size]
+        ));
+        Some(finding)
+    };
+    steps.iter().filter_map(describe).collect()
 }

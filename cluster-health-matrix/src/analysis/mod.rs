@@ -15,6 +15,7 @@ mod sparse;
 mod sparse_suspect;
 mod suspect;
 mod table;
+mod whole_nodes;
 
 use std::path::Path;
 
