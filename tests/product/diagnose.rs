@@ -390,3 +390,63 @@ fn cpus_that_are_as_another_node_put_the_topology_in_doubt() {
         assert_eq!(says, doubted, "{slow}");
     }
 }
+
+/// Devices that become slow early in a run of two CPUs, whose visits are few.
+#[test]
+fn devices_that_became_slow_in_mid_run_are_no_slow_devices() {
+    const SMALL: &str = "[machine]\ncpus = 2\ndevices = 8\n[h2d]\nnoise = 0.02\n";
+    let changed = |at_point: u32, devices: &str| {
+        format!(
+            "{SMALL}[[artefact]]\nkind = \"time_step\"\nat_point = {at_point}\n\
+             extra_ms = 0.5\ndevices = \"{devices}\"\n"
+        )
+    };
+    let mut told = 0;
+    for (at_point, devices) in [(20, "1,6"), (30, "2,5,7"), (45, "0,3,4")] {
+        for seed in 1..=4 {
+            let place = Place::with_machine(&changed(at_point, devices));
+            let found = place.run(&format!("{H2D} --json --seed {seed}")).json();
+            assert!(!kinds(&found).contains(&"slow_device"), "{at_point} {seed}: {found}");
+            told += usize::from(kinds(&found).contains(&"time_step"));
+        }
+    }
+    // Sometimes nothing but two modes of the times shows.
+    assert!(told >= 7, "{told}");
+    let slow = "[[fault]]\nkind = \"slow_device\"\nsweep = \"h2d\"\ndevices = \"0,3\"\n";
+    let place = Place::with_machine(&format!("{SMALL}{slow}factor = 0.7\n"));
+    let found = place.run(&format!("{H2D} --json")).json();
+    assert_eq!(kinds(&found), ["slow_device"], "{found}");
+    assert_eq!(found["findings"][0]["devices"].to_string(), "[0,3]");
+}
+
+/// Two CPUs are too few for a node of their own, but not beside a larger one that is as they are.
+#[test]
+fn nodes_of_one_rate_are_one_finding() {
+    const NODES: &str = "[machine]\ncpus = 18\nsmt = 1\nnuma_nodes = 4\ndevices = 4\n\
+                         [h2d]\nnoise = 0.01\n";
+    let place = Place::with_machine(NODES);
+    place.run(&format!("{H2D} --json"));
+    let census = json(&place.path("out/affinity.json"));
+    let nodes: Vec<u64> = census["cpus"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|cpu| cpu["numa_node"].as_u64().unwrap())
+        .collect();
+    let last: Vec<String> =
+        (0..18).filter(|&cpu| nodes[cpu] == 3).map(|cpu| cpu.to_string()).collect();
+    let first: Vec<String> =
+        (0..18).filter(|&cpu| nodes[cpu] == 1).map(|cpu| cpu.to_string()).collect();
+    let (usable, whole) = ([&last[..2], &first[..]].concat(), [&first[..], &last[..2]].concat());
+    let machine = format!(
+        "{NODES}[[fault]]\nkind = \"slow_core\"\nsweep = \"h2d\"\ncpus = \"{}\"\nfactor = 0.8\n",
+        usable.join(",")
+    );
+    let others: Vec<String> =
+        (0..18).map(|cpu| cpu.to_string()).filter(|cpu| !last[2..].contains(cpu)).collect();
+    let place = Place::with_machine(&machine);
+    let found = place.run(&format!("{H2D} --json --cpus {}", others.join(","))).json();
+    assert_eq!(kinds(&found), ["numa_effect"], "{found}");
+    assert_eq!(found["findings"][0]["numa_nodes"].to_string(), "[1,3]");
+    assert_eq!(found["findings"][0]["cpus"].to_string(), format!("[{}]", whole.join(",")));
+}

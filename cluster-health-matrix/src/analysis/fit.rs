@@ -473,6 +473,7 @@ const SLOW_VISITS: usize = 4;
 struct Change {
     seq: u32,
     visit: u32,
+    size: usize,
     /// In units of `sd`.
     change: f64,
     sd: f64,
@@ -491,7 +492,7 @@ pub(crate) fn short_steps(
     }
     // Against the other visits to the same cell: what a slow cell does is no step.
     let mut series: Vec<Vec<Change>> = vec![Vec::new(); cols];
-    for (fit, rests) in fits.iter().zip(rests) {
+    for (size, (fit, rests)) in fits.iter().zip(rests).enumerate() {
         let (Some(fit), Some(rests)) = (fit, rests) else { continue };
         let at = |place: u32| &table.obs[fit.which[place as usize] as usize];
         let cell = |obs: &Obs| usize::from(obs.row) * cols + usize::from(obs.col);
@@ -513,6 +514,7 @@ pub(crate) fn short_steps(
                 own[usize::from(obs.col)].push(Change {
                     seq: obs.seq,
                     visit: obs.visit,
+                    size,
                     change,
                     sd: 1.0,
                 });
@@ -527,27 +529,47 @@ pub(crate) fn short_steps(
     let mut found = Vec::new();
     for (col, series) in series.iter_mut().enumerate() {
         series.sort_by_key(|own| own.seq);
-        let Some(&Change { sd, .. }) = series.last() else { continue };
+        if series.is_empty() {
+            continue;
+        }
         let level = median(&mut series.iter().map(|own| own.change).collect::<Vec<f64>>());
         for at_end in [false, true] {
-            let end: Vec<(f64, u32)> = {
-                let rests = series.iter().map(|own| (own.change - level, own.visit));
+            let end: Vec<Change> = {
+                let of_level = |own: &Change| Change { change: own.change - level, ..*own };
+                let rests = series.iter().map(of_level);
                 let most = SHORT_END.min(series.len() / 3);
                 if at_end { rests.rev().take(most).collect() } else { rests.take(most).collect() }
             };
             let mut best = (SHORT_END_EVIDENCE, 0);
             for count in 2..=end.len() {
                 let points = &end[..count];
-                let own = median(&mut points.iter().map(|(x, _)| *x).collect::<Vec<f64>>());
-                let beyond = points.iter().filter(|(x, _)| (x - own / 2.0) * own > 0.0).count();
+                // A cost per transfer differs between the sizes.
+                let steps: Vec<f64> = (0..fits.len())
+                    .map(|size| {
+                        let of_size = points.iter().filter(|own| own.size == size);
+                        median(&mut of_size.map(|own| own.change).collect::<Vec<f64>>())
+                    })
+                    .collect();
+                let is_slow = |own: &Change| steps[own.size] > 0.0;
+                let slow = points.iter().filter(|own| is_slow(own)).count();
+                let beyond = |own: &&Change| {
+                    let step = steps[own.size];
+                    (own.change - step / 2.0) * step > 0.0
+                };
+                let beyond = points.iter().filter(beyond).count();
                 // Slow visits are disturbances more often than steps.
-                let visits = 1 + points.windows(2).filter(|pair| pair[0].1 != pair[1].1).count();
-                let is_sure = own < 0.0 && !at_end || visits >= SLOW_VISITS;
-                if !is_sure || own.abs() * sd < LEAST_STEP || 4 * beyond < 3 * count {
+                let visits =
+                    1 + points.windows(2).filter(|two| two[0].visit != two[1].visit).count();
+                let is_sure = slow == 0 && !at_end || visits >= SLOW_VISITS;
+                let is_large =
+                    points.iter().any(|own| steps[own.size].abs() * own.sd >= LEAST_STEP);
+                let is_one = slow == 0 || slow == count;
+                if !is_sure || !is_one || !is_large || 4 * beyond < 3 * count {
                     continue;
                 }
-                let evidence = |(x, _): &(f64, u32)| {
-                    ((x * x - (x - own).powi(2)) / 2.0).clamp(-POINT_EVIDENCE, POINT_EVIDENCE)
+                let evidence = |own: &Change| {
+                    let (x, step) = (own.change, steps[own.size]);
+                    ((x * x - (x - step).powi(2)) / 2.0).clamp(-POINT_EVIDENCE, POINT_EVIDENCE)
                 };
                 let sum: f64 = points.iter().map(evidence).sum();
                 if sum > best.0 {

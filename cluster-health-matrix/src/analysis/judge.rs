@@ -6,7 +6,7 @@ use cluster_health_core::ByteSize;
 
 use super::confirm::{Estimate, ROUNDS, ROUNDS_SEEN, SizeView};
 use super::finding::{Effect, Finding, Kind, Replicates, names, sorted};
-use super::fit::{self, Fit};
+use super::fit::Fit;
 use super::suspect::{
     AxisLevels, LEAST_NODE, Residuals, Shape, Suspect, axis_levels, has_rectangles, normal_tail,
     residuals, rests,
@@ -196,10 +196,6 @@ pub(crate) fn confirmed(
             matches!(suspect.shape, Shape::Block { .. })
                 && (0..size).any(|smaller| is_contradicted(table, &by_size, smaller, size))
         };
-        let is_step = fits
-            .get(suspect.size)
-            .and_then(Option::as_ref)
-            .is_some_and(|fit| came_with_time(table, fit, &suspect.shape, suspect.effect));
         let Some(largest) = (0..by_size.len()).rev().find(|&size| by_size[size].is_some()) else {
             if suspects.contains(&suspect) {
                 unvisited.push(suspect);
@@ -209,7 +205,7 @@ pub(crate) fn confirmed(
         // Of a sample the size that raised the suspicion is known best: without it there is none.
         let is_refuted = table.sampled
             && by_size[suspect.size].is_some_and(|own| own.effect.abs() < 0.5 * min_effect);
-        let shown = (0..by_size.len()).rev().find(|&size| !is_step && !is_refuted && shows(size));
+        let shown = (0..by_size.len()).rev().find(|&size| !is_refuted && shows(size));
         let is_contradicted = shown.is_some_and(contradicts);
         let size = shown.filter(|_| !is_contradicted);
         // Once it is sure at one size, the largest one at which it is no trifle is reported.
@@ -431,27 +427,6 @@ fn reconcile(table: &Table, by_size: &mut [Option<Estimate>]) {
         // The sizes of one visit share its noise: the errors stay as they are.
         estimate.effect = share.ln_1p();
     }
-}
-
-/// True for a device that was as fast as the others at first: what began with time is no property of
-/// it.
-fn came_with_time(table: &Table, fit: &Fit, shape: &Shape, effect: f64) -> bool {
-    let Shape::Lines { axis: 1, members, .. } = shape else { return false };
-    if table.sweep.is_pair() {
-        return false;
-    }
-    let levels: Vec<f64> = fit
-        .which
-        .iter()
-        .zip(&fit.time)
-        .map(|(&at, &time)| (&table.obs[at as usize], f64::from(time)))
-        .filter(|(obs, _)| members.contains(&usize::from(obs.col)))
-        .map(|(obs, time)| f64::from(obs.ln) - fit.mu - fit.row[usize::from(obs.row)] - time)
-        .collect();
-    let Some((at, delta)) = fit::step_above(&levels, 3, 4.5) else { return false };
-    let before = median(&mut levels[..at].to_vec());
-    let after = median(&mut levels[at..].to_vec());
-    delta > 0.5 * effect && before < 0.4 * effect && after > 0.6 * effect
 }
 
 /// Visits that must show the effect: all but one of all rounds, else all of them, at least two.
@@ -1091,4 +1066,32 @@ pub(crate) fn underpowered(table: &Table, powers: &[Power]) -> Option<Finding> {
         "What is not reported here is not healthy: the visits vary too much.".to_owned();
     finding.next = "Quiet the node, or add blocks (--repeats).".to_owned();
     Some(finding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::Axis;
+
+    /// At 4 and 16 MiB, 100 and 400 us of the rest.
+    fn contradicted(small: f64, large: f64) -> bool {
+        let axis = Axis { name: "cpu", ids: vec![0], nodes: vec![None] };
+        let sizes = vec![ByteSize::mib(4), ByteSize::mib(16)];
+        let table = Table::new(Sweep::H2d, "idle", sizes, (axis.clone(), axis), |_| None);
+        let estimate = |effect: f64, rest_ns: f64| {
+            let (se, noise, seen, of) = (0.005, 0.005, 6, 6);
+            let unsettled = false;
+            Some(Estimate { effect, se, noise, seen, of, rest_ns, nominal_ns: rest_ns, unsettled })
+        };
+        is_contradicted(&table, &[estimate(small, 1e5), estimate(large, 4e5)], 0, 1)
+    }
+
+    #[test]
+    fn a_smaller_size_contradicts_what_it_lacks_altogether() {
+        assert!(contradicted(0.0, 0.1));
+        // A cost per byte, one per transfer, a part of it, within the error, a faster path.
+        for (small, large) in [(0.1, 0.1), (0.35, 0.1), (0.04, 0.1), (0.0, 0.02), (0.0, -0.1)] {
+            assert!(!contradicted(small, large), "{small} {large}");
+        }
+    }
 }

@@ -247,7 +247,10 @@ pub(super) fn find(fitted: &Fitted) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut additive: Vec<(u32, Vec<u32>, f64)> = Vec::new();
     let last = table.obs.last().map_or(0, |obs| obs.seq);
-    let near = |a: u32, b: u32| a.abs_diff(b) <= last / 50;
+    // The points of a device before and after a change are a visit apart.
+    let visit = if table.sweep.is_pair() { 0 } else { table.cols.len() * (table.sizes.len() + 1) };
+    let apart = (last / 50).max(u32::try_from(visit).unwrap_or(0));
+    let near = |a: u32, b: u32| a.abs_diff(b) <= apart;
     for cost in &fitted.additive {
         let device = cost.col.map(|col| table.cols.ids[col]);
         let same = additive.iter_mut().find(|(seq, devices, ns)| {
@@ -444,14 +447,14 @@ pub(crate) fn burst_finding(table: &Table, levels: &[Level], bursts: &Bursts) ->
 fn device_steps(fitted: &Fitted, near: impl Fn(u32, u32) -> bool) -> Vec<Finding> {
     struct Found {
         seq: u32,
-        delta: f64,
-        error: f64,
         devices: Vec<u32>,
-        sizes: Vec<usize>,
+        /// Logarithm of the time and its error by size.
+        deltas: Vec<Option<(f64, f64)>>,
     }
     let table = &fitted.table;
-    let mut found: Vec<Found> = Vec::new();
-    for (size, fit) in fitted.fits.iter().enumerate().rev() {
+    // Each device on its own: a cost per transfer differs between the sizes.
+    let mut single: Vec<Found> = Vec::new();
+    for (size, fit) in fitted.fits.iter().enumerate() {
         let Some(fit) = fit else { continue };
         let per_col = fit.which.len() as f64 / table.cols.len().max(1) as f64;
         let error = 1.25 * fit.point_sd * (4.0 / per_col.max(1.0)).sqrt();
@@ -459,48 +462,62 @@ fn device_steps(fitted: &Fitted, near: impl Fn(u32, u32) -> bool) -> Vec<Finding
             if step.delta.abs() < LEAST.max(LEAST_Z * error) {
                 continue;
             }
-            let device = table.cols.ids[step.col];
-            let of_size = found.iter_mut().find(|known| {
-                near(known.seq, step.seq)
-                    && (known.delta - step.delta).abs()
-                        < (0.3 * known.delta.abs()).max(LEAST_Z * error)
-            });
-            match of_size {
-                Some(known) => {
-                    known.devices.push(device);
-                    known.sizes.push(size);
+            let devices = vec![table.cols.ids[step.col]];
+            let known = single
+                .iter_mut()
+                .find(|known| known.devices == devices && near(known.seq, step.seq));
+            let delta = Some((step.delta, error));
+            match known {
+                Some(known) => known.deltas[size] = delta,
+                None => {
+                    let mut deltas = vec![None; fitted.fits.len()];
+                    deltas[size] = delta;
+                    single.push(Found { seq: step.seq, devices, deltas });
                 }
-                None => found.push(Found {
-                    seq: step.seq,
-                    delta: step.delta,
-                    error,
-                    devices: vec![device],
-                    sizes: vec![size],
-                }),
             }
         }
     }
     let sizes = fitted.fits.iter().flatten().count();
-    found
-        .into_iter()
-        // What changes a device's rate does so at more than one size.
-        .filter(|step| sizes < 2 || step.sizes.iter().any(|size| *size != step.sizes[0]))
-        .map(|mut step| {
-            step.devices.sort_unstable();
-            step.devices.dedup();
-            step.sizes.sort_unstable();
-            step.sizes.dedup();
-            let mut finding = step_finding(table, step.seq);
-            finding.devices = step.devices;
-            finding.effect = Some(effect(step.delta, step.error));
-            let sizes: Vec<String> =
-                step.sizes.iter().map(|&size| table.sizes[size].to_string()).collect();
+    // What changes a device's rate does so at more than one size.
+    single.retain(|step| {
+        let deltas = || step.deltas.iter().flatten();
+        let slower = deltas().filter(|(delta, _)| *delta > 0.0).count();
+        sizes < 2 || deltas().count() > 1 && (slower == 0 || slower == deltas().count())
+    });
+    let mut found: Vec<Found> = Vec::new();
+    for step in single {
+        let same = found.iter_mut().find(|known| {
+            let mut both = known.deltas.iter().zip(&step.deltas);
+            near(known.seq, step.seq)
+                && both.all(|(a, b)| match (a, b) {
+                    (Some((a, error)), Some((b, _))) => {
+                        (a - b).abs() < (0.3 * a.abs()).max(LEAST_Z * error)
+                    }
+                    _ => true,
+                })
+        });
+        match same {
+            Some(known) => known.devices.extend(step.devices),
+            None => found.push(step),
+        }
+    }
+    let describe = |mut step: Found| {
+        step.devices.sort_unstable();
+        step.devices.dedup();
+        let mut finding = step_finding(table, step.seq);
+        finding.devices = step.devices;
+        let by_size = step.deltas.iter().zip(&table.sizes);
+        for (&(delta, error), bytes) in
+            by_size.filter_map(|(delta, size)| delta.as_ref().zip(Some(size)))
+        {
+            // The largest size is the one that is reported.
+            finding.effect = Some(effect(delta, error));
             finding.facts.push(format!(
-                "rates of these devices × {:.3} from there on, at {}",
-                (-step.delta).exp(),
-                sizes.join(", ")
+                "rates of these devices × {:.3} from there on, at {bytes}",
+                (-delta).exp()
             ));
-            finding
-        })
-        .collect()
+        }
+        finding
+    };
+    found.into_iter().map(describe).collect()
 }
