@@ -465,6 +465,9 @@ const SHORT_END_EVIDENCE: f64 = 16.0;
 /// What one point counts at most: a dip is none.
 const POINT_EVIDENCE: f64 = 12.0;
 
+/// Standard deviations by which another device has changed, too.
+const COMMON_Z: f64 = 3.0;
+
 /// Visits that must be slow before or after a step: a disturbance hits one or two.
 const SLOW_VISITS: usize = 4;
 
@@ -526,6 +529,11 @@ pub(crate) fn short_steps(
             series.extend(own.into_iter().map(|own| Change { change: own.change / sd, sd, ..own }));
         }
     }
+    let all: Vec<(usize, Change)> = series
+        .iter()
+        .enumerate()
+        .flat_map(|(col, series)| series.iter().map(move |own| (col, *own)))
+        .collect();
     let mut found = Vec::new();
     for (col, series) in series.iter_mut().enumerate() {
         series.sort_by_key(|own| own.seq);
@@ -576,7 +584,20 @@ pub(crate) fn short_steps(
                     best = (sum, count);
                 }
             }
-            if best.1 > 0 {
+            // What most of the others did, too, is no step of this one.
+            let is_common = end[..best.1].last().is_some_and(|limit| {
+                let is_there = |own: &Change| {
+                    if at_end { own.seq >= limit.seq } else { own.seq <= limit.seq }
+                };
+                let others: Vec<f64> = all
+                    .iter()
+                    .filter(|(other, own)| *other != col && is_there(own))
+                    .map(|(_, own)| own.change * limit.change.signum())
+                    .collect();
+                let changed = others.iter().filter(|change| **change > COMMON_Z).count();
+                others.len() >= 2 && 2 * changed > others.len()
+            });
+            if best.1 > 0 && !is_common {
                 let at = if at_end { series.len() - best.1 } else { best.1 };
                 found.push((col, series[at].seq));
             }

@@ -87,11 +87,16 @@ impl Claim<'_> {
         let free: Vec<usize> =
             (0..self.table.cols.len()).filter(|&col| self.is_free(col)).collect();
         let changed = free.iter().filter(|&&col| self.has_steps(col)).count();
-        2 * changed > free.len() || self.members.iter().any(|&col| self.has_steps(col))
+        2 * changed >= free.len().max(1) || self.members.iter().any(|&col| self.has_steps(col))
     }
 
-    /// The points of one size by visits.
-    fn contrasts(&self, fit: &Fit, effect: f64, is_other: &[bool]) -> Vec<Contrast> {
+    /// The points of one size, of visits with so many others.
+    fn contrasts(
+        &self,
+        fit: &Fit,
+        effect: f64,
+        (is_other, fewest): (&[bool], usize),
+    ) -> Vec<Contrast> {
         let table = self.table;
         let obs = |place: usize| &table.obs[fit.which[place] as usize];
         let mut found = Vec::new();
@@ -105,8 +110,7 @@ impl Claim<'_> {
                 .filter(|(_, col)| is_other[*col])
                 .map(|(place, col)| table.ln_of_device(obs(place)) - fit.col[col])
                 .collect();
-            // One of them may be a dip.
-            if others.len() >= 2 {
+            if others.len() >= fewest {
                 let sd = fit.point_sd * (1.0 + 1.57 / others.len() as f64).sqrt();
                 let level = median(&mut others);
                 let row = usize::from(obs(start).row);
@@ -172,7 +176,8 @@ impl Claim<'_> {
         let mut series = self.probes(&is_other);
         for (fit, effect) in self.fits.iter().zip(self.effects) {
             if let (Some(fit), Some(effect)) = (fit, effect.filter(|effect| *effect > self.least)) {
-                series.extend(self.contrasts(fit, effect, &is_other));
+                // One of the others may be a dip.
+                series.extend(self.contrasts(fit, effect, (&is_other, 2)));
             }
         }
         series.sort_unstable_by_key(|contrast| contrast.seq);
@@ -224,7 +229,7 @@ impl Claim<'_> {
             if effect < self.least {
                 return true;
             }
-            let contrasts = self.contrasts(fit, effect, &is_other);
+            let contrasts = self.contrasts(fit, effect, (&is_other, 1));
             let confirming = contrasts.iter().filter(|own| own.is_confirm);
             let mut rests: Vec<f64> = confirming.map(|own| own.rest).collect();
             rests.is_empty() || median(&mut rests) > effect / 2.0
