@@ -175,6 +175,10 @@ pub(crate) fn confirmed(
             };
             thresholds_of(&suspect.shape, &|axis| levels[axis].clone(), min_effect)
         };
+        // Of a sample the levels of rows and columns are not known well, and those of a few cells are
+        // levels of few points.
+        let knows_levels = !table.sampled && !matches!(suspect.shape, Shape::Block { .. });
+        let error_of = |estimate: Estimate| if knows_levels { estimate.noise } else { estimate.se };
         // The largest size at which it shows.
         let shows = |size: usize| {
             by_size[size].is_some_and(|estimate| {
@@ -183,8 +187,7 @@ pub(crate) fn confirmed(
                     _ => estimate.effect,
                 };
                 let (threshold, bound) = thresholds(size);
-                // Of a sample the levels of rows and columns are not known well.
-                let error = if table.sampled { estimate.se } else { estimate.noise };
+                let error = error_of(estimate);
                 !estimate.unsettled
                     && signed > LEAST_OF_ERROR * estimate.se
                     && signed > threshold
@@ -219,7 +222,7 @@ pub(crate) fn confirmed(
         let p = by_size
             .iter()
             .flatten()
-            .map(|estimate| 2.0 * normal_tail(estimate.effect.abs() / estimate.noise))
+            .map(|&estimate| 2.0 * normal_tail(estimate.effect.abs() / error_of(estimate)))
             .fold(1.0, f64::min);
         // Every size is a try of its own.
         let p = (p * by_size.iter().flatten().count() as f64).min(1.0);

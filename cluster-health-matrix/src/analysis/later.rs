@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use cluster_health_core::ByteSize;
 
+use super::additive::Additive;
 use super::artefact;
 use super::confirm::Estimate;
 use super::finding::Finding;
@@ -31,6 +32,9 @@ const LEAST_OF_PROBE: f64 = 0.1;
 
 /// Points between which steps of devices are one.
 const NEAR_IN_TIME: u32 = 40;
+
+/// Part of a cost that its estimate may be wrong by.
+const LEFT_OVER: f64 = 0.1;
 
 /// Devices of one axis and what their confirming visits say.
 #[derive(Debug)]
@@ -217,6 +221,15 @@ impl Claim<'_> {
         until.map(|(_, odds)| odds).sum::<f64>() >= 0.0
     }
 
+    /// True where a large cost was taken out of the devices' times, and they are slow by what its estimate
+    /// may be wrong by.
+    fn is_left_over(&self) -> bool {
+        let of_members = |cost: &&Additive| cost.col.is_some_and(|col| self.members.contains(&col));
+        let costs = self.table.costs.iter().filter(of_members).map(|cost| cost.ns.abs());
+        let largest = costs.fold(0.0, f64::max);
+        self.extra_ns.is_some_and(|extra_ns| extra_ns.abs() < LEFT_OVER * largest)
+    }
+
     /// False when the confirming visits, as they were measured, do not show at all sizes what the fit
     /// says of them: steps that it saw in these devices or the others made them slow.
     fn is_as_measured(&self) -> bool {
@@ -303,7 +316,9 @@ pub(super) fn take_out_steps(
     }
     group.retain(|own| {
         let mut is_as_measured = true;
-        let ask = &mut |claim: Claim<'_>| is_as_measured = claim.is_as_measured();
+        let ask = &mut |claim: Claim<'_>| {
+            is_as_measured = claim.is_as_measured() && !claim.is_left_over();
+        };
         with_claim(std::slice::from_ref(own), ask);
         is_as_measured
     });
