@@ -17,7 +17,7 @@ use crate::schedule::{Blocks, Cell, Random, all_sizes};
 /// Shares of the budget until which cells are chosen by chance, and by what they would decide; the
 /// rest is for confirming.
 const BASE_SHARE: f64 = 0.5;
-const SEEKING_SHARE: f64 = 0.62;
+const SEEKING_SHARE: f64 = 0.72;
 /// Of the base: the sizes that are not looked at closely.
 const OTHER_SIZES_SHARE: f64 = 0.2;
 /// Cells from which the time of points is known.
