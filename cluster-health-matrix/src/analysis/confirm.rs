@@ -234,6 +234,43 @@ pub(crate) struct SizeView<'a> {
     pub(crate) levels: &'a [AxisLevels; 2],
     /// All suspects: none of them is a control.
     pub(crate) suspects: &'a [Suspect],
+    /// See [`rest_times`].
+    pub(crate) rest_times: (f64, f64),
+}
+
+/// Times of the rest while suspects were confirmed, and as the run began, before time changed
+/// anything.
+pub(crate) fn rest_times(table: &Table, fit: &Fit) -> (f64, f64) {
+    let mut confirming = Vec::new();
+    let mut first = Vec::new();
+    // A stretch of a few points at the start is a disturbance.
+    let least = (fit.which.len() / 25).max(2);
+    let until =
+        fit.cuts.iter().copied().find(|&cut| {
+            fit.which.partition_point(|&at| table.obs[at as usize].seq < cut) >= least
+        });
+    for (&at, &time) in fit.which.iter().zip(&fit.time) {
+        let obs = &table.obs[at as usize];
+        if obs.is_confirm() {
+            confirming.push(f64::from(time));
+        }
+        if until.is_none_or(|until| obs.seq < until) {
+            first.push(f64::from(time));
+        }
+    }
+    // What drifts is extrapolated from the thirds of the stretch to its beginning.
+    let third = first.len() / 3;
+    let start = if third >= 4 {
+        let [early, late] =
+            [&first[..third], &first[first.len() - third..]].map(|part| median(&mut part.to_vec()));
+        early - (late - early) / 4.0
+    } else {
+        median(&mut first)
+    };
+    let now = if confirming.is_empty() { start } else { median(&mut confirming) };
+    // A per cent is noise of the fit.
+    let start = if (now - start).abs() < LEAST_CHANGE { now } else { start };
+    ((fit.mu + now).exp(), (fit.mu + start).exp())
 }
 
 /// One confirming point with what is known about its place.
@@ -328,41 +365,6 @@ impl SizeView<'_> {
     pub(crate) fn estimate(&self, shape: &Shape) -> Option<Estimate> {
         let (points, unsettled) = self.confirming(shape);
         Some(Estimate { unsettled, ..self.estimate_of(shape, &points)? })
-    }
-
-    /// Times of the rest while suspects were confirmed, and as the run began, before time changed
-    /// anything.
-    fn rest_times(&self) -> (f64, f64) {
-        let (table, fit) = (self.table, self.fit);
-        let mut confirming = Vec::new();
-        let mut first = Vec::new();
-        // A stretch of a few points at the start is a disturbance.
-        let least = (fit.which.len() / 25).max(2);
-        let until = fit.cuts.iter().copied().find(|&cut| {
-            fit.which.partition_point(|&at| table.obs[at as usize].seq < cut) >= least
-        });
-        for (&at, &time) in fit.which.iter().zip(&fit.time) {
-            let obs = &table.obs[at as usize];
-            if obs.is_confirm() {
-                confirming.push(f64::from(time));
-            }
-            if until.is_none_or(|until| obs.seq < until) {
-                first.push(f64::from(time));
-            }
-        }
-        // What drifts is extrapolated from the thirds of the stretch to its beginning.
-        let third = first.len() / 3;
-        let start = if third >= 4 {
-            let [early, late] = [&first[..third], &first[first.len() - third..]]
-                .map(|part| median(&mut part.to_vec()));
-            early - (late - early) / 4.0
-        } else {
-            median(&mut first)
-        };
-        let now = if confirming.is_empty() { start } else { median(&mut confirming) };
-        // A per cent is noise of the fit.
-        let start = if (now - start).abs() < LEAST_CHANGE { now } else { start };
-        ((fit.mu + now).exp(), (fit.mu + start).exp())
     }
 
     /// Takes rows and columns out of a rectangle that show less than half of its effect in the
@@ -581,7 +583,7 @@ impl SizeView<'_> {
             Shape::Class(_) => fit.point_sd.powi(2) / fit.which.len() as f64,
         };
         let rest = variance.sqrt();
-        let (rest_ns, nominal_ns) = self.rest_times();
+        let (rest_ns, nominal_ns) = self.rest_times;
         Some(Estimate {
             effect,
             se: noise.hypot(rest),

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use cluster_health_core::ByteSize;
 
-use super::confirm::{Estimate, ROUNDS, ROUNDS_SEEN, SizeView};
+use super::confirm::{Estimate, ROUNDS, ROUNDS_SEEN, SizeView, rest_times};
 use super::finding::{Effect, Finding, Kind, Replicates, names, sorted};
 use super::fit::Fit;
 use super::suspect::{
@@ -121,12 +121,17 @@ pub(crate) fn confirmed(
             Some([0, 1].map(|axis| axis_levels(table, fit, axis, min_effect)))
         })
         .collect();
+    // Of all points, so once.
+    let times: Vec<Option<(f64, f64)>> = fits
+        .iter()
+        .map(|fit| fit.as_ref().filter(|_| !suspects.is_empty()).map(|fit| rest_times(table, fit)))
+        .collect();
     let mut left: VecDeque<Suspect> = suspects.iter().cloned().collect();
     while let Some(mut suspect) = left.pop_front() {
         let views = || {
-            fits.iter().zip(&levels).map(|(fit, levels)| {
-                let (fit, levels) = (fit.as_ref()?, levels.as_ref()?);
-                Some(SizeView { table, fit, levels, suspects })
+            fits.iter().zip(&levels).zip(&times).map(|((fit, levels), times)| {
+                let (fit, levels, rest_times) = (fit.as_ref()?, levels.as_ref()?, (*times)?);
+                Some(SizeView { table, fit, levels, suspects, rest_times })
             })
         };
         let whole = suspect.shape.clone();
