@@ -66,10 +66,10 @@ impl FromStr for Policy {
             Error::invalid("policy", message)
         };
         if let Some(list) = text.strip_prefix("cpu:") {
-            let mut cpus = parse_id_list("policy", list)?;
-            // One set of CPUs is one policy.
-            cpus.sort_unstable();
-            return Ok(Self::Cpus(cpus.into_iter().map(CpuId).collect()));
+            let cpus = parse_id_list("policy", list)?;
+            // One set of CPUs is one policy, in whatever order it is named.
+            let cpus: CpuSet = cpus.into_iter().map(CpuId).collect();
+            return Ok(Self::Cpus(cpus.iter().collect()));
         }
         if let Some(node) = text.strip_prefix("numa:") {
             let (node, shard) = match node.strip_suffix(":shard") {
