@@ -43,9 +43,9 @@ struct Claim<'a> {
     fits: &'a [Option<Fit>],
     /// All devices that are suspected of anything.
     suspected: &'a BTreeSet<usize>,
-    members: &'a BTreeSet<usize>,
+    members: BTreeSet<usize>,
     /// By size, logarithm of the time.
-    effects: &'a [Option<f64>],
+    effects: Vec<Option<f64>>,
     /// Smaller ones are none.
     least: f64,
     /// Nanoseconds of a cost per transfer, where it is one.
@@ -178,7 +178,7 @@ impl Claim<'_> {
     fn series(&self) -> Vec<(Contrast, f64)> {
         let is_other = self.others();
         let mut series = self.probes(&is_other);
-        for (fit, effect) in self.fits.iter().zip(self.effects) {
+        for (fit, effect) in self.fits.iter().zip(&self.effects) {
             if let (Some(fit), Some(effect)) = (fit, effect.filter(|effect| *effect > self.least)) {
                 // One of the others may be a dip.
                 series.extend(self.contrasts(fit, effect, (&is_other, 2)));
@@ -237,7 +237,7 @@ impl Claim<'_> {
             return true;
         }
         let is_other = self.others();
-        self.fits.iter().zip(self.effects).all(|(fit, effect)| {
+        self.fits.iter().zip(&self.effects).all(|(fit, effect)| {
             let (Some(fit), Some(effect)) = (fit, *effect) else { return true };
             if effect < self.least {
                 return true;
@@ -271,25 +271,28 @@ pub(super) fn take_out_steps(
     }
     let suspected: BTreeSet<usize> =
         suspects.iter().flat_map(|suspect| cols(&suspect.shape)).collect();
-    let with_claim = |group: &[Confirmed], ask: &mut dyn FnMut(Claim<'_>)| {
-        let by_size: Vec<(ByteSize, Estimate)> = (0..fits.len())
-            .filter_map(|size| Some((table.sizes[size], pooled(group, size)?)))
+    let claim = |group: &[Confirmed]| {
+        let estimates: Vec<Option<Estimate>> =
+            (0..fits.len()).map(|size| pooled(group, size)).collect();
+        let by_size: Vec<(ByteSize, Estimate)> = table
+            .sizes
+            .iter()
+            .zip(&estimates)
+            .filter_map(|(bytes, estimate)| Some((*bytes, (*estimate)?)))
             .collect();
-        let effects: Vec<Option<f64>> =
-            (0..fits.len()).map(|size| Some(pooled(group, size)?.effect)).collect();
-        let extra_ns = growth(&by_size).1.map(|extra_us| 1e3 * extra_us);
-        let (suspected, members) = (&suspected, &members(group));
-        let (effects, least) = (&effects[..], min_effect / 2.0);
-        ask(Claim { table, fits, suspected, members, effects, least, extra_ns });
-    };
-    let began = |group: &[Confirmed]| {
-        let mut began = None;
-        with_claim(group, &mut |claim| began = claim.last_healthy());
-        began
+        Claim {
+            table,
+            fits,
+            suspected: &suspected,
+            members: members(group),
+            effects: estimates.iter().map(|estimate| Some((*estimate)?.effect)).collect(),
+            least: min_effect / 2.0,
+            extra_ns: growth(&by_size).1.map(|extra_us| 1e3 * extra_us),
+        }
     };
     let mut steps: Vec<(u32, Vec<Confirmed>)> = Vec::new();
     group.retain(|own| {
-        let Some(seq) = began(std::slice::from_ref(own)) else { return true };
+        let Some(seq) = claim(std::slice::from_ref(own)).last_healthy() else { return true };
         match steps.iter_mut().find(|(other, _)| other.abs_diff(seq) <= NEAR_IN_TIME) {
             Some((_, members)) => members.push(own.clone()),
             None => steps.push((seq, vec![own.clone()])),
@@ -298,29 +301,24 @@ pub(super) fn take_out_steps(
     });
     // Those of the same effect of which nothing earlier is known became slow with them.
     group.retain(|own| {
-        for (seq, members) in &mut steps {
-            let mut joins = false;
-            let ask = &mut |claim: Claim<'_>| joins = claim.may_be_healthy_until(*seq);
-            with_claim(std::slice::from_ref(own), ask);
-            if joins {
+        let own_claim = claim(std::slice::from_ref(own));
+        let joined = steps.iter_mut().find(|(seq, _)| own_claim.may_be_healthy_until(*seq));
+        match joined {
+            Some((_, members)) => {
                 members.push(own.clone());
-                return false;
+                false
             }
+            None => true,
         }
-        true
     });
     if group.len() > 1
-        && let Some(seq) = began(group)
+        && let Some(seq) = claim(group).last_healthy()
     {
         steps.push((seq, std::mem::take(group)));
     }
     group.retain(|own| {
-        let mut is_as_measured = true;
-        let ask = &mut |claim: Claim<'_>| {
-            is_as_measured = claim.is_as_measured() && !claim.is_left_over();
-        };
-        with_claim(std::slice::from_ref(own), ask);
-        is_as_measured
+        let claim = claim(std::slice::from_ref(own));
+        claim.is_as_measured() && !claim.is_left_over()
     });
     let describe = |(seq, group): &(u32, Vec<Confirmed>)| {
         let size = group.iter().map(|own| own.size).max()?;

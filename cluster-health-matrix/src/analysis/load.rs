@@ -193,10 +193,11 @@ fn sensitive(idle: &Table, loaded: &Table, min_effect: f64) -> Vec<Finding> {
     found.into_iter().filter_map(|finding| as_sensitive(table, finding)).collect()
 }
 
-/// The same finding as one about the load; `None` for members that it slows down less, and for what
-/// ranks that share a core do, which is no place on the machine.
+/// The same finding as one about the load; `None` for members that it slows down less, for what began
+/// with time, and for what ranks that share a core do, which is no place on the machine.
 fn as_sensitive(table: &Table, finding: Finding) -> Option<Finding> {
     if matches!(finding.kind, Kind::SameCore | Kind::SmtSibling)
+        || finding.is_artefact
         || finding.effect.is_none_or(|effect| effect.ratio >= 1.0)
     {
         return None;
@@ -291,4 +292,26 @@ fn explains(sensitive: &Finding, finding: &Finding) -> bool {
     is_structure
         && (&sensitive.sweep, &sensitive.load) == (&finding.sweep, &finding.load)
         && places(sensitive).iter().zip(places(finding)).take(4).all(|(a, b)| overlap(a, b))
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster_health_core::ByteSize;
+
+    use super::*;
+    use crate::matrix::Axis;
+
+    #[test]
+    fn what_began_with_time_is_not_the_loads_doing() {
+        let axis = Axis { name: "cpu", ids: vec![0], nodes: vec![None] };
+        let sizes = vec![ByteSize::mib(4)];
+        let table = Table::new(Sweep::H2d, "cpu:2", sizes, (axis.clone(), axis), |_| None);
+        let sensitive = |kind| {
+            let mut finding = Finding::new(kind, Some(Sweep::H2d), Some("cpu:2"));
+            finding.effect = Some(effect_of(0.2, 0.01));
+            as_sensitive(&table, finding).map(|finding| finding.kind)
+        };
+        assert_eq!(sensitive(Kind::SlowDevice), Some(Kind::LoadSensitive));
+        assert_eq!(sensitive(Kind::TimeStep), None);
+    }
 }
